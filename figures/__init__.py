@@ -1,0 +1,1 @@
+"""Figures: each module measures into a frame, then draws the frame."""

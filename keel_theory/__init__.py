@@ -1,0 +1,1 @@
+"""Layer-norm Jacobian theory of residual schemes: NumPy, SciPy and (on demand) SymPy, never torch."""

@@ -1,0 +1,39 @@
+"""Entry point of the ``keel`` command: assembles the command groups and turns user errors into exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from probes.cli import schemes
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="keel",
+    help="Why gradients live or die with depth in Transformers: theory, and measurements on any checkpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+schemes.register(app)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one message on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except Exception as error:
+        if not _is_user_error(error):
+            raise
+        print(f"keel: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_user_error(error: Exception) -> bool:
+    from keel_theory.depth_expression import DepthExpressionError
+    from keel_theory.spec import SchemeError
+    from probes.errors import KeelError
+
+    return isinstance(error, (KeelError, SchemeError, DepthExpressionError))

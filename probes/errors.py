@@ -1,0 +1,23 @@
+"""Errors that are the user's to mend: the command line prints their message without a traceback and exits with 2."""
+
+__all__ = ["CheckpointError", "KeelError", "OutputError", "TextError", "UnsupportedModelError"]
+
+
+class KeelError(Exception):
+    """Something about the input was wrong. The message says what, where, and what would work."""
+
+
+class CheckpointError(KeelError):
+    """A checkpoint cannot be read."""
+
+
+class UnsupportedModelError(KeelError):
+    """A model whose residual stream cannot be found."""
+
+
+class TextError(KeelError):
+    """A text that cannot be tokenised into at least one prediction."""
+
+
+class OutputError(KeelError):
+    """A place that cannot be written to."""
