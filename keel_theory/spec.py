@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
@@ -137,7 +137,7 @@ class Scheme:
     latex: str
     source: str
     rule: SpecRule
-    parameter_docs: Mapping[str, str] = MappingProxyType({})
+    parameter_docs: Mapping[str, str] = field(default_factory=dict)
     norm: NormKind = NormKind.RMS
 
     def __post_init__(self) -> None:
