@@ -42,7 +42,10 @@ class Objective(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A tensor: the first input or the first output of a module, by its dotted name. Shape (B, T, D)."""
+    """A tensor: the first input or the first output of a module, by its dotted name.
+
+    Shape (B, T, D), or the same numbers as (B*T, D) where a model flattens its tokens (OPT around its FFN).
+    """
 
     module: str
     side: Side
@@ -90,6 +93,8 @@ class SublayerLayout:
         branch: where the tensor that is added to the shortcut is visible; None where it is not (block level).
         modules: dotted names of the modules that own the sub-layer's parameters, its norms included.
         norms: its normalisations.
+        expert_parameters: dotted names of the parameters whose first dimension is the expert; an expert that was sent no
+            token has an exactly zero gradient there.
         combine: (stream, branch) -> stream after the sub-layer, differentiable in the stream with branch and gate held
             constant; None where the shortcut is the identity (x + branch).
     """
@@ -101,6 +106,7 @@ class SublayerLayout:
     branch: Tap | None
     modules: tuple[str, ...]
     norms: tuple[NormSite, ...] = ()
+    expert_parameters: tuple[str, ...] = ()
     combine: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -109,7 +115,8 @@ class Head:
     """From the last hidden state to logits.
 
     Attributes:
-        backbone: input ids (B, T) -> hidden state (B, T, D) after the final norm, with its graph, without cache.
+        backbone: input ids (B, T) -> hidden state (B, T, D) as the head reads it, after the final norm, with its graph,
+            without cache.
         logits: hidden states (N, D) -> logits (N, V), exactly as the model computes them.
         linear: the module whose ``weight`` (V, D) and ``bias`` give the logits when they are one linear map, else None.
         modules: dotted names of the modules that own the head's parameters (a tied weight belongs to the embedding too).
