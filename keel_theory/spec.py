@@ -35,6 +35,8 @@ __all__ = [
 ParameterValue: TypeAlias = "float | str"
 SpecRule: TypeAlias = "Callable[..., ResidualSpec]"
 
+_TRIAL_DEPTHS = (64, 4, 1024)
+
 
 class SchemeError(ValueError):
     """An unknown scheme, an unknown parameter, or a value outside its domain."""
@@ -137,7 +139,7 @@ class Scheme:
     latex: str
     source: str
     rule: SpecRule
-    parameter_docs: Mapping[str, str] = field(default_factory=dict)
+    parameter_docs: Mapping[str, str] = field(default_factory=dict, hash=False)
     norm: NormKind = NormKind.RMS
 
     def __post_init__(self) -> None:
@@ -165,7 +167,7 @@ class Scheme:
             known = ", ".join(self.parameters) or "none"
             raise SchemeError(f"scheme '{self.name}' has no parameter '{unknown[0]}'; its parameters: {known}")
         changed = replace(self, rule=partial(self.rule, **values))
-        changed.specs(2)  # a bad value is refused here, not at the first use
+        changed._refuse_useless()
         return changed
 
     def with_norm(self, norm: NormKind) -> Scheme:
@@ -205,6 +207,18 @@ class Scheme:
         if n_sublayers < 1:
             raise SchemeError(f"a model has at least 1 sub-layer, got {n_sublayers}")
         return tuple(self.spec(i, n_sublayers, kind) for i, kind in enumerate(alternating_kinds(n_sublayers)))
+
+    def _refuse_useless(self) -> None:
+        """Raise now if no depth accepts the values; one that only some depths accept (``L - 8``) is refused where it fails."""
+        failures = []
+        for n_sublayers in _TRIAL_DEPTHS:
+            try:
+                self.spec(n_sublayers - 2, n_sublayers, SublayerKind.ATTENTION)
+                self.spec(n_sublayers - 1, n_sublayers, SublayerKind.FFN)
+            except ValueError as error:
+                failures.append(error)
+        if len(failures) == len(_TRIAL_DEPTHS):
+            raise failures[0]
 
     def _norm(self, norm: NormKind) -> NormKind:
         return self.norm if norm is not NormKind.NONE else NormKind.NONE

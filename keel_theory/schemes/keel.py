@@ -9,7 +9,8 @@ the output norm but has α = 1.
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (8) and (28), implementation rules of section 4.
 """
 
-from keel_theory.depth_expression import DepthExpression, DepthRule
+from keel_theory.depth_expression import DepthRule
+from keel_theory.parameters import positive_at_depth
 from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
 
 __all__ = ["SCHEME"]
@@ -19,7 +20,7 @@ def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, alpha: D
     return ResidualSpec(
         norm_in=NormKind.RMS,
         norm_out=NormKind.NONE if sublayer_index == 0 else NormKind.RMS,
-        shortcut_scale=1.0 if sublayer_index < 2 else DepthExpression.of(alpha)(n_sublayers),
+        shortcut_scale=1.0 if sublayer_index < 2 else positive_at_depth("alpha", alpha, n_sublayers),
     )
 
 
