@@ -1,0 +1,158 @@
+"""Text and token batches for the probes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from probes.errors import TextError
+
+__all__ = ["IGNORED", "TokenBatch", "causal_batches", "default_text", "masked_batches", "read_text"]
+
+IGNORED = -100
+"""Target of a position that is not predicted."""
+
+_MASKED_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Inputs and what is to be predicted at each position.
+
+    Attributes:
+        inputs: token ids, shape (B, T).
+        targets: token ids, shape (B, T); ``IGNORED`` where nothing is predicted.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The same batch on a device."""
+        return TokenBatch(self.inputs.to(device), self.targets.to(device))
+
+    @property
+    def n_predictions(self) -> int:
+        """How many positions are predicted."""
+        return int((self.targets != IGNORED).sum())
+
+
+def default_text() -> str:
+    """English prose that is on every machine: the language reference carried by the standard library's ``pydoc``."""
+    from pydoc_data import topics
+
+    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+def read_text(source: str | None) -> tuple[str, str]:
+    """Text to probe with.
+
+    Args:
+        source: a file, ``-`` for standard input, or None for :func:`default_text`.
+
+    Returns:
+        The text, and a description of where it came from.
+
+    Raises:
+        TextError: if there is no such file, or its content is not UTF-8 text.
+    """
+    if source is None:
+        return default_text(), "English prose of the standard library (pydoc_data.topics)"
+    name, raw = ("standard input", sys.stdin.buffer.read()) if source == "-" else (source, _read_file(Path(source)))
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{name} is not UTF-8 text (byte {error.start}); give a plain text file") from error
+    if "\x00" in text:
+        raise TextError(f"{name} holds a NUL character at position {text.index(chr(0))}: a binary file; give a plain text file")
+    return text, name
+
+
+def _read_file(path: Path) -> bytes:
+    if path.is_dir():
+        raise TextError(f"{path} is a folder; --text takes a file, or - for standard input")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TextError(f"cannot read the text {path}: {error.strerror}") from error
+
+
+def causal_batches(ids: Sequence[int], *, n_tokens: int, seq_len: int, batch_size: int = 1, prefix: int | None = None) -> list[TokenBatch]:
+    """Consecutive chunks of a text for next-token prediction.
+
+    Args:
+        ids: the text's token ids.
+        n_tokens: how many of them to use at the most.
+        seq_len: tokens per sequence, prefix included.
+        batch_size: sequences per batch; every batch has the same size when the text allows, the last may be smaller.
+        prefix: token that starts every sequence (the model's BOS), or None.
+
+    Returns:
+        Batches of shape (B, T); a last sequence shorter than the others stands in a batch of its own, and is left out when
+        it holds no prediction.
+
+    Raises:
+        TextError: if not even one prediction can be made.
+    """
+    head = [] if prefix is None else [prefix]
+    body = seq_len - len(head)
+    used = list(ids[:n_tokens])
+    sequences = [head + used[start : start + body] for start in range(0, len(used), body)] if body > 0 else []
+    sequences = [sequence for sequence in sequences if len(sequence) > 1]
+    if not sequences:
+        raise TextError(f"a text of {len(used)} token(s) holds no prediction; at least two tokens are needed")
+    return [_causal(group) for group in _groups(sequences, batch_size)]
+
+
+def _groups(sequences: list[list[int]], batch_size: int) -> list[list[list[int]]]:
+    """Groups of equal length, in order: no padding is ever needed."""
+    groups: list[list[list[int]]] = []
+    for sequence in sequences:
+        if groups and len(groups[-1]) < batch_size and len(groups[-1][0]) == len(sequence):
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
+
+
+def _causal(sequences: list[list[int]]) -> TokenBatch:
+    inputs = torch.tensor(sequences, dtype=torch.long)
+    targets = torch.full_like(inputs, IGNORED)
+    targets[:, :-1] = inputs[:, 1:]
+    return TokenBatch(inputs, targets)
+
+
+def masked_batches(
+    ids: Sequence[int], *, n_tokens: int, seq_len: int, mask_id: int, batch_size: int = 1, seed: int = 0
+) -> list[TokenBatch]:
+    """Consecutive chunks of a text for masked-token prediction: 15 % of the positions, at least one, become ``mask_id``.
+
+    Args:
+        ids: the text's token ids.
+        n_tokens: how many of them to use at the most.
+        seq_len: tokens per sequence.
+        mask_id: the model's mask token.
+        batch_size: sequences per batch.
+        seed: of the choice of positions.
+
+    Returns:
+        Batches of shape (B, T), as :func:`causal_batches`.
+
+    Raises:
+        TextError: if the text has fewer than two tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    plain = causal_batches(ids, n_tokens=n_tokens, seq_len=seq_len, batch_size=batch_size)
+    return [_masked(batch.inputs, mask_id, generator) for batch in plain]
+
+
+def _masked(inputs: Tensor, mask_id: int, generator: torch.Generator) -> TokenBatch:
+    n_masked = max(1, round(_MASKED_SHARE * inputs.shape[1]))
+    order = torch.rand(inputs.shape, generator=generator).argsort(dim=1)
+    chosen = torch.zeros_like(inputs, dtype=torch.bool).scatter_(1, order[:, :n_masked], True)
+    return TokenBatch(inputs.masked_fill(chosen, mask_id), inputs.masked_fill(~chosen, IGNORED))
