@@ -1,0 +1,335 @@
+r"""Design questions: which shortcut scale a depth needs, and what it costs.
+
+A stream of unit RMS, the same :math:`\alpha` and the same branch variance q (RMS of the branch squared, per unit of the
+stream's variance) in each of L sub-layers :math:`x' = N_{out}(\alpha x + F)`. The shortcut keeps, over the whole stack,
+
+.. math:: g(\alpha, L, q) = \Bigl(\frac{\alpha}{\sqrt{\alpha^2 + q}}\Bigr)^{L}
+
+of a gradient, and the same number is the cosine between the stack's input and its output. That is the trade: what the
+shortcut keeps, the branches do not have. L is the number of **sub-layers**, attention and FFN counted separately.
+
+Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (15), (18), (19), solved for :math:`\alpha`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from keel_theory.spec import SchemeError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "PhaseDiagram",
+    "aligned_branch_cosine",
+    "aligned_branch_cosine_law",
+    "branch_share",
+    "log_shortcut_product",
+    "phase_diagram",
+    "shortcut_product",
+    "smallest_alpha",
+    "smallest_alpha_law",
+]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+def log_shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""Natural logarithm of the product of the shortcut gains of a uniform stack.
+
+    .. math:: \ln g = -\tfrac{L}{2} \ln\Bigl(1 + \frac{q}{\alpha^2}\Bigr)
+
+    Status: exact at infinite width. Exact in float64 for any depth: the product itself underflows past L = 2,100 for Post-LN.
+    A value outside its domain is a :class:`~keel_theory.spec.SchemeError`, here and in all functions of this module.
+    Assumes: unit-RMS stream, branches uncorrelated with it, norm weights one, epsilon zero.
+
+    Args:
+        alpha: shortcut scale, dimensionless, > 0; broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        ln g in nats, <= 0, of the broadcast shape.
+
+    Example:
+        Post-LN at 64 sub-layers, in powers of two:
+
+        >>> round(float(log_shortcut_product(1.0, 64)) / float(np.log(2)), 12)
+        -32.0
+    """
+    alpha_ = _checked("alpha", alpha, positive=True)
+    depth = _depth(n_sublayers)
+    variance = _checked("branch variance", branch_variance, positive=False)
+    with np.errstate(over="ignore", divide="ignore"):  # q / alpha^2 may leave float64; its logarithm does not
+        ratio = variance / alpha_ / alpha_
+        log_growth = np.where(np.isfinite(ratio), np.log1p(ratio), np.log(variance) - 2 * np.log(alpha_))
+    return np.asarray(-0.5 * depth * log_growth)
+
+
+def shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""Product of the shortcut gains of a uniform stack; also the cosine between its input and its output.
+
+    .. math:: g = \Bigl(1 + \frac{q}{\alpha^2}\Bigr)^{-L/2}
+
+    The two are one number: with :math:`x_{l+1} = (\alpha x_l + F_l) / \sqrt{\alpha^2 + q}` and branches uncorrelated with
+    the input, :math:`\langle x_0, x_L \rangle / d` is multiplied by :math:`\alpha / \sqrt{\alpha^2 + q}` in each step.
+
+    Status: exact at infinite width.
+    Assumes: as :func:`log_shortcut_product`.
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eq. (19) for alpha = L, q = 1.
+
+    Args:
+        alpha: shortcut scale, dimensionless, > 0; broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        g, dimensionless, in [0, 1]; 0.0 where it is below the smallest float64.
+
+    Example:
+        >>> round(float(shortcut_product(512, 512)), 5)
+        0.99902
+    """
+    return np.exp(log_shortcut_product(alpha, n_sublayers, branch_variance))
+
+
+def branch_share(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""Share of the output's variance that all branches together carry.
+
+    .. math:: 1 - g^2 = 1 - \Bigl(1 + \frac{q}{\alpha^2}\Bigr)^{-L}
+
+    At :math:`\alpha = L` it is q/L to leading order: the branches of a deep Keel stack, as initialised, are nearly invisible
+    in its output, and have to grow or to align before they count (see :func:`aligned_branch_cosine`).
+
+    Status: exact at infinite width, for branches uncorrelated with the input **and with each other**.
+
+    Args:
+        alpha: shortcut scale, dimensionless, > 0; broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        Share, dimensionless, in [0, 1].
+
+    Example:
+        >>> round(1000 * float(branch_share(1000, 1000)), 2)
+        1.0
+    """
+    return -np.expm1(2 * log_shortcut_product(alpha, n_sublayers, branch_variance))
+
+
+def smallest_alpha(min_gain: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""Smallest shortcut scale whose product over L sub-layers is at least ``min_gain``.
+
+    .. math:: \alpha = \sqrt{\frac{q}{g^{-2/L} - 1}} = \frac{\sqrt{q}\, g^{1/L}}{\sqrt{1 - g^{2/L}}}
+
+    The second form neither overflows nor cancels; :math:`1 - g^{2/L}` is taken with ``expm1``.
+
+    Status: exact inverse of :func:`shortcut_product`. With q = 0 every scale keeps everything, and the infimum 0 is returned.
+
+    Args:
+        min_gain: g, the product wanted, dimensionless, in (0, 1); broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        alpha, dimensionless, >= 0.
+
+    Example:
+        >>> round(float(smallest_alpha(0.9, 1024)), 2)
+        69.71
+    """
+    gain = _gain(min_gain)
+    depth = _depth(n_sublayers)
+    variance = _checked("branch variance", branch_variance, positive=False)
+    log_step = np.log(gain) / depth
+    return np.asarray(np.sqrt(variance) * np.exp(log_step) / np.sqrt(-np.expm1(2 * log_step)))
+
+
+def smallest_alpha_law(min_gain: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""The square-root law that :func:`smallest_alpha` follows.
+
+    .. math:: \alpha \approx \sqrt{\frac{q L}{2 \ln(1/g)}}
+
+    So a shortcut that keeps a fixed share needs only :math:`\sqrt{L}`; :math:`\alpha = L` is :math:`\sqrt{L}` times more.
+
+    Status: leading order in 1/L. The exact value squared is lower by q/2 up to O(1/L).
+
+    Args:
+        min_gain: g, dimensionless, in (0, 1); broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        alpha, dimensionless, >= 0.
+
+    Example:
+        >>> exact, law = smallest_alpha(0.9, 1024), smallest_alpha_law(0.9, 1024)
+        >>> round(float(law**2 - exact**2), 3)
+        0.5
+    """
+    variance = _checked("branch variance", branch_variance, positive=False)
+    return np.asarray(np.sqrt(variance * _depth(n_sublayers) / (-2 * np.log(_gain(min_gain)))))
+
+
+def aligned_branch_cosine(alpha: float, n_sublayers: int, branch_variance: float = 1.0) -> float:
+    r"""Cosine between input and output when every branch writes the same direction, orthogonal to the input.
+
+    .. math:: (c, s) \leftarrow \frac{(\alpha c,\ \alpha s + \sqrt{q})}{\lVert (\alpha c,\ \alpha s + \sqrt{q}) \rVert},
+       \qquad (c, s)_0 = (1, 0)
+
+    The opposite extreme of independent branches. c is the product of the shortcut gains here as well.
+
+    Status: exact recursion, O(L) time.
+
+    Args:
+        alpha: shortcut scale, dimensionless, > 0.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        Cosine, dimensionless, in [0, 1].
+
+    Example:
+        >>> round(aligned_branch_cosine(1024, 1024), 2), round(float(shortcut_product(1024, 1024)), 4)
+        (0.65, 0.9995)
+    """
+    scale = float(_checked("alpha", alpha, positive=True))
+    step = float(np.sqrt(_checked("branch variance", branch_variance, positive=False)))
+    cosine, sine = 1.0, 0.0
+    for _ in range(int(_depth(n_sublayers))):
+        cosine, sine = scale * cosine, scale * sine + step
+        norm = float(np.hypot(cosine, sine))
+        cosine, sine = cosine / norm, sine / norm
+    return cosine
+
+
+def aligned_branch_cosine_law(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+    r"""The law that :func:`aligned_branch_cosine` follows at large alpha.
+
+    .. math:: c \approx \operatorname{sech}\frac{\sqrt{q}\,L}{\alpha}
+
+    With :math:`x = (\cos\theta, \sin\theta)` one step turns the stream by :math:`d\theta = (\sqrt q / \alpha) \cos\theta`,
+    whose solution is the Gudermannian of :math:`\sqrt q L / \alpha`. So :math:`\alpha \propto L` is the scale at which branches
+    that agree move the output by a fixed angle whatever the depth: that, not the shortcut, is what :math:`\alpha = L` fits.
+
+    Status: leading order in 1/alpha.
+
+    Args:
+        alpha: shortcut scale, dimensionless, > 0; broadcast with the others.
+        n_sublayers: L, at least 1.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        Cosine, dimensionless, in [0, 1].
+
+    Example:
+        >>> round(float(aligned_branch_cosine_law(1024, 1024)), 2)
+        0.65
+    """
+    variance = _checked("branch variance", branch_variance, positive=False)
+    angle = np.sqrt(variance) * _depth(n_sublayers) / _checked("alpha", alpha, positive=True)
+    return np.asarray(2 * np.exp(-angle) / (1 + np.exp(-2 * angle)))  # sech without the overflow of cosh
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDiagram:
+    """What the shortcut keeps and what the branches carry, over depth and shortcut scale.
+
+    Attributes:
+        n_sublayers: depths, shape (n_depths,).
+        alpha: shortcut scales, dimensionless, shape (n_alphas,).
+        branch_variance: q, dimensionless.
+        log_product: ln of the shortcut product in nats, shape (n_depths, n_alphas).
+        branch_share: share of the output's variance that independent branches carry, same shape.
+        aligned_cosine: cosine between input and output where branches agree (leading order), same shape.
+    """
+
+    n_sublayers: NDArray[np.int64]
+    alpha: FloatArray
+    branch_variance: float
+    log_product: FloatArray
+    branch_share: FloatArray
+    aligned_cosine: FloatArray
+
+    @property
+    def product(self) -> FloatArray:
+        """Shortcut product, which is also the cosine between input and output, shape (n_depths, n_alphas)."""
+        return np.exp(self.log_product)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per (depth, alpha), depth-major."""
+        import pandas as pd
+
+        depth, alpha = np.meshgrid(self.n_sublayers, self.alpha, indexing="ij")
+        return pd.DataFrame(
+            {
+                "n_sublayers": depth.ravel(),
+                "alpha": alpha.ravel(),
+                "branch_variance": self.branch_variance,
+                "log_product": self.log_product.ravel(),
+                "product": self.product.ravel(),
+                "branch_share": self.branch_share.ravel(),
+                "aligned_cosine": self.aligned_cosine.ravel(),
+            }
+        )
+
+
+def phase_diagram(
+    n_sublayers: ArrayLike | None = None, alpha: ArrayLike | None = None, branch_variance: float = 1.0
+) -> PhaseDiagram:
+    """The shortcut product and its price over a grid of depths and scales.
+
+    Args:
+        n_sublayers: depths, each at least 1; by default 4 to 4096, log-spaced.
+        alpha: shortcut scales, dimensionless, > 0; by default 1 to 4096, log-spaced.
+        branch_variance: q, dimensionless, >= 0.
+
+    Returns:
+        Arrays of shape (n_depths, n_alphas).
+
+    Example:
+        >>> phase_diagram([64], [1.0, 64.0]).product.round(4).tolist()
+        [[0.0, 0.9922]]
+    """
+    depths = np.unique(np.rint(np.geomspace(4, 4096, 121))) if n_sublayers is None else np.atleast_1d(_depth(n_sublayers))
+    scales = np.geomspace(1, 4096, 121) if alpha is None else np.atleast_1d(_checked("alpha", alpha, positive=True))
+    grid = (scales[None, :], depths[:, None], branch_variance)
+    return PhaseDiagram(
+        n_sublayers=depths.astype(np.int64),
+        alpha=scales,
+        branch_variance=branch_variance,
+        log_product=log_shortcut_product(*grid),
+        branch_share=branch_share(*grid),
+        aligned_cosine=aligned_branch_cosine_law(*grid),
+    )
+
+
+def _checked(name: str, values: ArrayLike, *, positive: bool) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    good = np.isfinite(array) & (array > 0 if positive else array >= 0)
+    if not good.all():
+        wanted = "> 0" if positive else ">= 0"
+        raise SchemeError(f"{name} must be a finite number {wanted}, got {array[~good].ravel()[0]:g}")
+    return array
+
+
+def _depth(n_sublayers: ArrayLike) -> FloatArray:
+    array = np.asarray(n_sublayers, dtype=np.float64)
+    good = np.isfinite(array) & (array >= 1) & (array == np.floor(array))
+    if not good.all():
+        raise SchemeError(f"the number of sub-layers must be a whole number >= 1, got {array[~good].ravel()[0]:g}")
+    return array
+
+
+def _gain(min_gain: ArrayLike) -> FloatArray:
+    array = np.asarray(min_gain, dtype=np.float64)
+    good = (array > 0) & (array < 1)
+    if not good.all():
+        raise SchemeError(f"the gain to keep must lie between 0 and 1, both excluded, got {array[~good].ravel()[0]:g}")
+    return array

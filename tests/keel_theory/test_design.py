@@ -1,0 +1,156 @@
+"""Which shortcut scale a depth needs, and what it costs."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keel_theory.design import (
+    aligned_branch_cosine,
+    aligned_branch_cosine_law,
+    branch_share,
+    log_shortcut_product,
+    phase_diagram,
+    shortcut_product,
+    smallest_alpha,
+    smallest_alpha_law,
+)
+from keel_theory.spec import SchemeError
+
+DEPTHS = (1, 2, 16, 64, 1024, 10**6)
+
+
+@pytest.mark.parametrize("n_sublayers", DEPTHS)
+@pytest.mark.parametrize("min_gain", [1e-300, 1e-6, 0.5, 0.9, 1 - 1e-12])
+@pytest.mark.parametrize("branch_variance", [0.01, 1.0, 7.5])
+def test_smallest_alpha_reaches_the_gain_and_less_does_not(n_sublayers: int, min_gain: float, branch_variance: float) -> None:
+    alpha = smallest_alpha(min_gain, n_sublayers, branch_variance)
+    log_gain = log_shortcut_product(alpha, n_sublayers, branch_variance)
+    assert float(log_gain) == pytest.approx(np.log(min_gain), rel=1e-11)
+    assert log_shortcut_product(0.99 * alpha, n_sublayers, branch_variance) < np.log(min_gain)
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.integers(1, 10**7), st.floats(1e-6, 1e6))
+def test_smallest_alpha_is_the_textbook_inverse(min_gain: float, n_sublayers: int, branch_variance: float) -> None:
+    naive = np.sqrt(branch_variance / np.expm1(-2 * np.log(min_gain) / n_sublayers))
+    assert float(smallest_alpha(min_gain, n_sublayers, branch_variance)) == pytest.approx(naive, rel=1e-12)
+
+
+@pytest.mark.parametrize("branch_variance", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("min_gain", [0.1, 0.9, 0.99])
+def test_the_square_root_law_is_off_by_half_the_branch_variance(min_gain: float, branch_variance: float) -> None:
+    exact = smallest_alpha(min_gain, 10**6, branch_variance) ** 2
+    law = smallest_alpha_law(min_gain, 10**6, branch_variance) ** 2
+    assert float(law - exact) == pytest.approx(branch_variance / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("factor", [4, 100])
+def test_alpha_grows_with_the_root_of_depth(factor: int) -> None:
+    ratio = smallest_alpha(0.9, factor * 10**4) / smallest_alpha(0.9, 10**4)
+    assert float(ratio) == pytest.approx(np.sqrt(factor), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "n_sublayers", "expected"), [(512, 512, 0.99902), (1024, 1024, 0.99951), (512**0.25, 512, 1.556e-5)]
+)
+def test_published_values(alpha: float, n_sublayers: int, expected: float) -> None:
+    assert float(shortcut_product(alpha, n_sublayers)) == pytest.approx(expected, rel=5e-6 if alpha > 5 else 5e-4)
+
+
+def test_depth_beyond_float64_stays_exact_in_the_log() -> None:
+    assert float(shortcut_product(1.0, 10**6)) == 0.0
+    assert float(log_shortcut_product(1.0, 10**6)) == pytest.approx(-5e5 * np.log(2), rel=1e-15)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 4.0, 30.0])
+def test_product_is_the_cosine_and_the_share_is_what_is_left(alpha: float) -> None:
+    """A stack of independent branches at width 4096, against the closed form within four standard errors."""
+    rng = np.random.default_rng(1)
+    width, n_sublayers, n_draws = 4096, 16, 24
+    cosines = np.array([_cosine_of_a_random_stack(rng, alpha, n_sublayers, width) for _ in range(n_draws)])
+    standard_error = cosines.std(ddof=1) / np.sqrt(n_draws)
+    assert abs(cosines.mean() - shortcut_product(alpha, n_sublayers)) < 4 * standard_error
+    assert float(branch_share(alpha, n_sublayers)) == pytest.approx(
+        1 - float(shortcut_product(alpha, n_sublayers)) ** 2, rel=1e-9
+    )
+
+
+def _cosine_of_a_random_stack(rng: np.random.Generator, alpha: float, n_sublayers: int, width: int) -> float:
+    first = rng.standard_normal(width)
+    stream = first / np.sqrt(np.mean(first**2))
+    for _ in range(n_sublayers):
+        total = alpha * stream + rng.standard_normal(width)
+        stream = total / np.sqrt(np.mean(total**2))
+    return float(first @ stream / np.linalg.norm(first) / np.linalg.norm(stream))
+
+
+@pytest.mark.parametrize("branch_variance", [0.5, 1.0, 2.0])
+def test_branches_of_keel_carry_one_part_in_depth(branch_variance: float) -> None:
+    depth = 10**5
+    assert float(branch_share(depth, depth, branch_variance)) * depth == pytest.approx(branch_variance, rel=1e-4)
+
+
+@pytest.mark.parametrize("n_sublayers", [1000, 4000])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
+def test_agreeing_branches_follow_the_sech_law(n_sublayers: int, ratio: float) -> None:
+    alpha = ratio * n_sublayers
+    assert aligned_branch_cosine(alpha, n_sublayers) == pytest.approx(
+        float(aligned_branch_cosine_law(alpha, n_sublayers)), rel=3e-3
+    )
+
+
+def test_agreeing_branches_follow_no_square_root() -> None:
+    """With alpha = 10 sqrt(L) the independent product stays, the aligned one goes."""
+    alpha = 10 * np.sqrt(10**4)
+    assert float(shortcut_product(alpha, 10**4)) == pytest.approx(np.exp(-0.005), rel=1e-4)
+    assert aligned_branch_cosine(alpha, 10**4) < 1e-3
+
+
+def test_the_sech_law_does_not_overflow() -> None:
+    assert float(aligned_branch_cosine_law(1.0, 10**6)) == 0.0
+
+
+def test_no_branch_needs_no_scale() -> None:
+    assert float(smallest_alpha(0.9, 100, 0.0)) == 0.0
+    assert float(shortcut_product(1e-3, 10**6, 0.0)) == 1.0
+
+
+def test_phase_diagram_frame_agrees_with_the_arrays() -> None:
+    diagram = phase_diagram([16, 64], [1.0, 8.0, 64.0])
+    frame = diagram.to_frame()
+    assert len(frame) == 6
+    row = frame[(frame["n_sublayers"] == 64) & (frame["alpha"] == 8.0)].iloc[0]
+    assert row["product"] == pytest.approx(float(shortcut_product(8.0, 64)))
+    assert row["branch_share"] == pytest.approx(1 - row["product"] ** 2)
+    assert diagram.product.shape == (2, 3)
+
+
+def test_default_grid_holds_the_paper_s_depths_range() -> None:
+    diagram = phase_diagram()
+    assert (diagram.n_sublayers[0], diagram.n_sublayers[-1]) == (4, 4096)
+    assert np.all(np.diff(diagram.product, axis=1) >= 0), "more shortcut never keeps less"
+    assert np.all(np.diff(diagram.product, axis=0) <= 0), "more depth never keeps more"
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
+def test_alpha_outside_its_domain(alpha: float) -> None:
+    with pytest.raises(SchemeError, match="alpha must be a finite number > 0"):
+        shortcut_product(alpha, 4)
+
+
+@pytest.mark.parametrize("n_sublayers", [0, -3, 2.5, np.nan])
+def test_depth_outside_its_domain(n_sublayers: float) -> None:
+    with pytest.raises(SchemeError, match="whole number >= 1"):
+        smallest_alpha(0.9, n_sublayers)
+
+
+@pytest.mark.parametrize("branch_variance", [-1e-9, np.nan])
+def test_variance_outside_its_domain(branch_variance: float) -> None:
+    with pytest.raises(SchemeError, match="branch variance must be a finite number >= 0"):
+        branch_share(1.0, 4, branch_variance)
+
+
+@pytest.mark.parametrize("min_gain", [0.0, 1.0, -0.1, 1.5, np.nan])
+def test_gain_outside_its_domain(min_gain: float) -> None:
+    with pytest.raises(SchemeError, match="between 0 and 1, both excluded"):
+        smallest_alpha(min_gain, 4)
