@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from keel_theory.spec import SchemeError
+from keel_theory.errors import DomainError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def log_shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_varian
     .. math:: \ln g = -\tfrac{L}{2} \ln\Bigl(1 + \frac{q}{\alpha^2}\Bigr)
 
     Status: exact at infinite width. Exact in float64 for any depth: the product itself underflows past L = 2,100 for Post-LN.
-    A value outside its domain is a :class:`~keel_theory.spec.SchemeError`, here and in all functions of this module.
+    A value outside its domain is a :class:`~keel_theory.errors.DomainError`, here and in all functions of this module.
     Assumes: unit-RMS stream, branches uncorrelated with it, norm weights one, epsilon zero.
 
     Args:
@@ -315,7 +315,7 @@ def _checked(name: str, values: ArrayLike, *, positive: bool) -> FloatArray:
     good = np.isfinite(array) & (array > 0 if positive else array >= 0)
     if not good.all():
         wanted = "> 0" if positive else ">= 0"
-        raise SchemeError(f"{name} must be a finite number {wanted}, got {array[~good].ravel()[0]:g}")
+        raise DomainError(f"{name} must be a finite number {wanted}, got {array[~good].ravel()[0]:g}")
     return array
 
 
@@ -323,7 +323,7 @@ def _depth(n_sublayers: ArrayLike) -> FloatArray:
     array = np.asarray(n_sublayers, dtype=np.float64)
     good = np.isfinite(array) & (array >= 1) & (array == np.floor(array))
     if not good.all():
-        raise SchemeError(f"the number of sub-layers must be a whole number >= 1, got {array[~good].ravel()[0]:g}")
+        raise DomainError(f"the number of sub-layers must be a whole number >= 1, got {array[~good].ravel()[0]:g}")
     return array
 
 
@@ -331,5 +331,5 @@ def _gain(min_gain: ArrayLike) -> FloatArray:
     array = np.asarray(min_gain, dtype=np.float64)
     good = (array > 0) & (array < 1)
     if not good.all():
-        raise SchemeError(f"the gain to keep must lie between 0 and 1, both excluded, got {array[~good].ravel()[0]:g}")
+        raise DomainError(f"the gain to keep must lie between 0 and 1, both excluded, got {array[~good].ravel()[0]:g}")
     return array

@@ -15,7 +15,7 @@ from keel_theory.design import (
     smallest_alpha,
     smallest_alpha_law,
 )
-from keel_theory.spec import SchemeError
+from keel_theory.errors import DomainError
 
 DEPTHS = (1, 2, 16, 64, 1024, 10**6)
 
@@ -134,23 +134,23 @@ def test_default_grid_holds_the_paper_s_depths_range() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
 def test_alpha_outside_its_domain(alpha: float) -> None:
-    with pytest.raises(SchemeError, match="alpha must be a finite number > 0"):
+    with pytest.raises(DomainError, match="alpha must be a finite number > 0"):
         shortcut_product(alpha, 4)
 
 
 @pytest.mark.parametrize("n_sublayers", [0, -3, 2.5, np.nan])
 def test_depth_outside_its_domain(n_sublayers: float) -> None:
-    with pytest.raises(SchemeError, match="whole number >= 1"):
+    with pytest.raises(DomainError, match="whole number >= 1"):
         smallest_alpha(0.9, n_sublayers)
 
 
 @pytest.mark.parametrize("branch_variance", [-1e-9, np.nan])
 def test_variance_outside_its_domain(branch_variance: float) -> None:
-    with pytest.raises(SchemeError, match="branch variance must be a finite number >= 0"):
+    with pytest.raises(DomainError, match="branch variance must be a finite number >= 0"):
         branch_share(1.0, 4, branch_variance)
 
 
 @pytest.mark.parametrize("min_gain", [0.0, 1.0, -0.1, 1.5, np.nan])
 def test_gain_outside_its_domain(min_gain: float) -> None:
-    with pytest.raises(SchemeError, match="between 0 and 1, both excluded"):
+    with pytest.raises(DomainError, match="between 0 and 1, both excluded"):
         smallest_alpha(min_gain, 4)
