@@ -118,7 +118,9 @@ class Head:
         backbone: input ids (B, T) -> hidden state (B, T, D) as the head reads it, after the final norm, with its graph,
             without cache.
         logits: hidden states (N, D) -> logits (N, V), exactly as the model computes them.
-        linear: the module whose ``weight`` (V, D) and ``bias`` give the logits when they are one linear map, else None.
+        linear: the module whose ``weight`` (V, D) and ``bias`` give the logits when they are one linear map (apart from
+            ``softcap``), else None.
+        softcap: c where the model computes c * tanh(linear / c), else None.
         modules: dotted names of the modules that own the head's parameters (a tied weight belongs to the embedding too).
     """
 
@@ -126,6 +128,7 @@ class Head:
     logits: Callable[[Tensor], Tensor]
     linear: nn.Module | None
     modules: tuple[str, ...]
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
