@@ -1,0 +1,183 @@
+r"""Cross-entropy and its gradient at the last hidden state, in tiles of the vocabulary.
+
+For a linear head the gradient is known in closed form,
+
+.. math:: \partial\ell/\partial h = (p - e_y)\,W / N, \qquad \partial\ell/\partial W = (p - e_y)^T h / N,
+
+so neither the (N, V) logits nor their gradient, nor the (V, D) gradient of the weight, ever need to exist whole: memory is
+one tile. The norm of the weight's gradient is summed from its row blocks. Where all logits fit into one tile they are computed
+once; otherwise a second time (one more matrix product out of four).
+
+Shapes: N predicted positions, V vocabulary, D width, R rows of the weight that an embedding shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from probes.layout import Head
+from probes.norms import l2_norm
+
+__all__ = ["HeadGradient", "head_gradient"]
+
+_MIB = 1 << 20
+_TILE_BYTES = 112 * _MIB
+_BLOCK_BYTES = 16 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGradient:
+    """Loss and gradients at the head.
+
+    Attributes:
+        loss: mean cross-entropy over the predicted positions, nats per token, float32 or wider scalar.
+        hidden: gradient with respect to the hidden states, shape (N, D), in their dtype.
+        norms: per parameter, the float64 norm of its gradient without the rows held in ``rows``; a parameter that is missing
+            here has its whole gradient in ``.grad``.
+        rows: gradient of the shared rows of the weight, shape (R, D), or None.
+    """
+
+    loss: Tensor
+    hidden: Tensor
+    norms: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    rows: Tensor | None = None
+
+
+def head_gradient(
+    head: Head, hidden_ND: Tensor, targets_N: Tensor, *, shared_rows: Tensor | None = None, tile_bytes: int = _TILE_BYTES
+) -> HeadGradient:
+    """Mean cross-entropy and its gradient, without ever holding all logits.
+
+    Args:
+        head: the head of a layout.
+        hidden_ND: last hidden states of the predicted positions, detached, shape (N, D).
+        targets_N: target token ids, shape (N,).
+        shared_rows: sorted indices (R,) of the weight's rows whose gradient is wanted itself, since another module (a tied
+            embedding) adds to it.
+        tile_bytes: upper limit of one tile of logits in float32.
+
+    Returns:
+        Loss and gradients.
+
+    Status: exact; the loss is computed in float32 at least, whatever the dtype of the logits.
+    """
+    if head.linear is None:
+        return _by_autograd(head, hidden_ND, targets_N, tile_bytes)
+    return _LinearHead(head.linear, hidden_ND, targets_N, head.softcap, tile_bytes).gradient(shared_rows)
+
+
+def _by_autograd(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -> HeadGradient:
+    """Any head: chunks of positions through autograd; the parameters' gradients add up in ``.grad``."""
+    with torch.no_grad():
+        vocabulary = head.logits(hidden_ND[:1]).shape[-1]
+    chunk = max(1, tile_bytes // (4 * vocabulary * 4))  # logits, their log-softmax and both gradients, in float32
+    losses, gradients = [], []
+    for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
+        leaf = hidden.detach().requires_grad_()
+        logits = _at_least_float32(head.logits(leaf))
+        loss = F.cross_entropy(logits, targets, reduction="sum") / len(targets_N)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+        gradients.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+    return HeadGradient(torch.stack(losses).sum(), torch.cat(gradients))
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class _LinearHead:
+    """Logits that are one linear map, capped or not, tile by tile."""
+
+    def __init__(self, linear: nn.Module, hidden_ND: Tensor, targets_N: Tensor, softcap: float | None, tile_bytes: int) -> None:
+        weight, bias = linear.weight, getattr(linear, "bias", None)
+        assert isinstance(weight, nn.Parameter)
+        assert bias is None or isinstance(bias, nn.Parameter)
+        self.weight_VD, self.bias_V, self.softcap = weight, bias, softcap
+        self.hidden_ND, self.targets_N = hidden_ND, targets_N
+        self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        width = max(1, tile_bytes // (len(hidden_ND) * self.wide.itemsize))
+        vocabulary = len(weight)
+        self.tiles = [(start, min(start + width, vocabulary)) for start in range(0, vocabulary, width)]
+
+    @torch.no_grad()
+    def gradient(self, shared_rows: Tensor | None) -> HeadGradient:
+        only_tile = self._logits(*self.tiles[0]) if len(self.tiles) == 1 else None
+        log_partition_N, target_logit_N = self._partition(only_tile)
+        hidden_ND = torch.zeros(self.hidden_ND.shape, dtype=self.wide, device=self.hidden_ND.device)
+        weight_norms, bias_norms, rows = [], [], []
+        for start, stop in self.tiles:
+            logits = self._logits(start, stop) if only_tile is None else only_tile
+            delta_NV = self._delta(logits, log_partition_N, start)
+            bias_norms.append(l2_norm(delta_NV.sum(0)))
+            delta_NV = delta_NV.to(self.hidden_ND.dtype)
+            hidden_ND += delta_NV @ self.weight_VD[start:stop]
+            for norm, shared in self._weight_blocks(delta_NV, start, shared_rows):
+                weight_norms.append(norm)
+                rows.append(shared)
+            del logits, delta_NV
+        norms = self._parameter_norms(weight_norms, bias_norms)
+        loss = (log_partition_N - target_logit_N).mean()
+        return HeadGradient(
+            loss, hidden_ND.to(self.hidden_ND.dtype), norms, torch.cat(rows) if shared_rows is not None else None
+        )
+
+    def _logits(self, start: int, stop: int) -> Tensor:
+        bias = None if self.bias_V is None else self.bias_V[start:stop]
+        logits_NV = F.linear(self.hidden_ND, self.weight_VD[start:stop], bias)
+        if self.softcap is not None:
+            logits_NV = logits_NV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits_NV.to(self.wide)
+
+    def _partition(self, only_tile: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log of the softmax's denominator, and the target's logit, both (N,), tile by tile."""
+        partition = torch.full(self.targets_N.shape, -torch.inf, dtype=self.wide, device=self.hidden_ND.device)
+        target = torch.zeros_like(partition)
+        for start, stop in self.tiles:
+            logits = self._logits(start, stop) if only_tile is None else only_tile
+            groups = logits.split(max(1, _BLOCK_BYTES // (logits.shape[1] * logits.element_size())))
+            partition = torch.logaddexp(partition, torch.cat([group.logsumexp(dim=1) for group in groups]))
+            here = self._targets_in(start, stop)
+            target[here] = logits[here, self.targets_N[here] - start]
+        return partition, target
+
+    def _targets_in(self, start: int, stop: int) -> Tensor:
+        return ((self.targets_N >= start) & (self.targets_N < stop)).nonzero().squeeze(1)
+
+    def _delta(self, logits_NV: Tensor, log_partition_N: Tensor, start: int) -> Tensor:
+        """Gradient of the mean loss with respect to the tile's (uncapped) logits, in the logits' memory."""
+        slope_NV = None if self.softcap is None else (logits_NV / self.softcap).square_().neg_().add_(1)
+        here = self._targets_in(start, start + logits_NV.shape[1])
+        delta_NV = logits_NV.sub_(log_partition_N[:, None]).exp_()
+        delta_NV[here, self.targets_N[here] - start] -= 1
+        delta_NV /= len(self.targets_N)
+        return delta_NV if slope_NV is None else delta_NV.mul_(slope_NV)
+
+    def _weight_blocks(self, delta_NV: Tensor, start: int, shared_rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Norm of the weight's gradient in row blocks, without the shared rows; and those rows."""
+        if not self.weight_VD.requires_grad:
+            return
+        block = max(1, _BLOCK_BYTES // (self.hidden_ND.shape[1] * self.hidden_ND.element_size()))
+        for first in range(0, delta_NV.shape[1], block):
+            gradient = delta_NV[:, first : first + block].T @ self.hidden_ND
+            if shared_rows is None:
+                yield l2_norm(gradient), gradient[:0]
+                continue
+            low = start + first
+            inside = shared_rows[(shared_rows >= low) & (shared_rows < low + len(gradient))] - low
+            shared = gradient[inside]
+            gradient[inside] = 0
+            yield l2_norm(gradient), shared
+
+    def _parameter_norms(self, weight_norms: list[Tensor], bias_norms: list[Tensor]) -> dict[nn.Parameter, Tensor]:
+        norms = {}
+        if self.weight_VD.requires_grad:
+            norms[self.weight_VD] = l2_norm(torch.stack(weight_norms))
+        if self.bias_V is not None and self.bias_V.requires_grad:
+            norms[self.bias_V] = l2_norm(torch.stack(bias_norms))
+        return norms
