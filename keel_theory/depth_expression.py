@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 __all__ = ["DepthExpression", "DepthExpressionError", "DepthRule"]
@@ -60,8 +62,20 @@ class DepthExpression:
 
     @classmethod
     def of(cls, rule: DepthRule) -> DepthExpression:
-        """The expression of a number or a text."""
-        return cls(rule if isinstance(rule, str) else repr(float(rule)))
+        """The expression of a number or a text.
+
+        Raises:
+            DepthExpressionError: if it is neither, or not finite.
+        """
+        if isinstance(rule, str):
+            return cls(rule)
+        try:
+            value = math.nan if isinstance(rule, bool) else float(rule)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise DepthExpressionError(f"a finite number or an expression in L is needed, got {rule!r}")
+        return cls(repr(value))
 
     def __call__(self, n_sublayers: int) -> float:
         """The value at a depth.
@@ -73,10 +87,14 @@ class DepthExpression:
             A finite real number, dimensionless.
 
         Raises:
-            DepthExpressionError: if the value is not a finite real number.
+            DepthExpressionError: if the value is not a finite real number, or n_sublayers is below 1.
         """
+        if n_sublayers < 1:
+            raise DepthExpressionError(f"L is the number of sub-layers, at least 1; got {n_sublayers}")
         try:
             value = _evaluate(_parse(self.text), float(n_sublayers))
+        except OverflowError as error:
+            raise DepthExpressionError(f"'{self.text}' is too large for a float at L = {n_sublayers}") from error
         except (ArithmeticError, ValueError, TypeError) as error:
             raise DepthExpressionError(f"'{self.text}' has no value at L = {n_sublayers}: {error}") from error
         if isinstance(value, complex) or not math.isfinite(value):
@@ -88,11 +106,14 @@ class DepthExpression:
         return self.text
 
 
+@lru_cache(maxsize=256)  # one scheme asks for the same text at every sub-layer
 def _parse(text: str) -> ast.expr:
     if len(text) > _MAX_LENGTH:
         raise DepthExpressionError(f"expression of {len(text)} characters; at most {_MAX_LENGTH} are accepted")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns about odd literals; whatever is not arithmetic is refused below
+            return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DepthExpressionError(f"cannot read '{text}' as an expression in L; try L, L**0.25 or 2*sqrt(L)") from error
 

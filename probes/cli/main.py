@@ -12,12 +12,21 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="keel",
-    help="Why gradients live or die with depth in Transformers: theory, and measurements on any checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 schemes.register(app)
+
+
+@app.callback()  # without one, an application of a single command would drop that command's name
+def keel() -> None:
+    """Why gradients live or die with depth in Transformers: theory, and measurements on any checkpoint.
+
+    \b
+    Example:
+      keel schemes keel --sublayers 48
+    """
 
 
 def main() -> None:
