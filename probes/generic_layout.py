@@ -1,0 +1,210 @@
+"""The residual stream of a family that is not in the table, block by block, accepted only if a forward pass proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probes.errors import UnsupportedModelError
+from probes.layout import BlockKind, Boundary, Head, NormSite, Objective, ResidualLayout, Side, SublayerLayout, Tap
+from probes.taps import input_of, stream_of
+
+__all__ = ["generic_layout"]
+
+
+class _NotProvedError(Exception):
+    """Why a family's stream could not be established."""
+
+
+@dataclass
+class _Seen:
+    """What the trial pass saw at each watched module."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+
+def generic_layout(model: nn.Module, family: str, supported: tuple[str, ...]) -> ResidualLayout:
+    """Blocks, final norm and head of an unknown family, found by name and proved by one tiny forward pass.
+
+    Accepted only if exactly one module list has the configuration's number of blocks, each block runs once and in order
+    on the tensor the one before it returned, the hidden state that the head reads is the last block's output or a norm
+    of it, and the head's linear map gives the model's own logits.
+
+    Args:
+        model: a ``transformers`` model with a head.
+        family: its model type, for messages.
+        supported: families of the table, for messages.
+
+    Returns:
+        A layout with one sub-layer of kind ``block`` per block.
+
+    Raises:
+        UnsupportedModelError: if any of this fails; the message names the family and what failed.
+    """
+    try:
+        return _proved_layout(model, family)
+    except _NotProvedError as error:
+        raise UnsupportedModelError(
+            f"family '{family}' is not supported: {error}; supported families: {', '.join(supported)}"
+        ) from error
+
+
+def _proved_layout(model: nn.Module, family: str) -> ResidualLayout:
+    head, backbone = _head_and_backbone(model)
+    blocks = _block_names(model)
+    hidden, seen = _trial_pass(model, backbone, head)
+    _check_chain(blocks, seen, hidden.shape)
+    final = _final_norm(blocks, seen, hidden)
+    head_name = next(name for name, module in model.named_modules() if module is head)
+    return ResidualLayout(
+        family=family,
+        objective=_objective(model),
+        n_blocks=len(blocks),
+        boundaries=_boundaries(blocks, final),
+        sublayers=tuple(_block_sublayer(i, block) for i, block in enumerate(blocks)),
+        embedding_modules=_remaining_owners(model, (*blocks, head_name, *(() if final is None else (final,)))),
+        final_norm=None if final is None else NormSite(module=final, role="final", unit_offset=_stores_offset(model, final)),
+        head=Head(
+            backbone=lambda input_ids: stream_of(backbone(input_ids=input_ids, use_cache=False)),
+            logits=head,
+            linear=head,
+            modules=(head_name,),
+        ),
+        blocks=blocks,
+    )
+
+
+def _head_and_backbone(model: nn.Module) -> tuple[nn.Linear, nn.Module]:
+    get_head = getattr(model, "get_output_embeddings", None)
+    head, backbone = get_head() if callable(get_head) else None, getattr(model, "base_model", None)
+    if not isinstance(head, nn.Linear) or not isinstance(backbone, nn.Module) or backbone is model:
+        raise _NotProvedError("it has no linear language-model head over a backbone")
+    return head, backbone
+
+
+def _block_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of the blocks: the members of the one outermost module list as long as the configuration says."""
+    count = getattr(model.config, "num_hidden_layers", None)
+    lists = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    outermost = [n for n in lists if not any(n.startswith(f"{other}.") for other in lists)]
+    if not count or len(outermost) != 1:
+        raise _NotProvedError("no single list of blocks of the length num_hidden_layers was found")
+    return tuple(f"{outermost[0]}.{i}" for i in range(int(count)))
+
+
+def _trial_pass(model: nn.Module, backbone: nn.Module, head: nn.Linear) -> tuple[Tensor, _Seen]:
+    """The last hidden state of a few tokens, and what every module saw; the logits must be the head's linear map of it."""
+    seen = _Seen()
+    ids = head.out_features - 1 - torch.arange(8, device=head.weight.device).reshape(2, 4) % head.out_features
+    with _watched(model, seen), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            hidden = stream_of(backbone(input_ids=ids, use_cache=False))
+            logits = _logits(model(input_ids=ids, use_cache=False))
+        except Exception as error:  # whatever a family needs that is not known here
+            raise _NotProvedError(f"a trial pass failed: {error}") from error
+        if not torch.equal(head(hidden), logits):
+            raise _NotProvedError("its logits are not the head's linear map of the last hidden state")
+    return hidden, seen
+
+
+@contextmanager
+def _watched(model: nn.Module, seen: _Seen) -> Iterator[None]:
+    """Record every module's stream in evaluation mode, then put hooks and modes back."""
+    modes = {module: module.training for module in model.modules()}
+    hooks = [m.register_forward_hook(partial(_record, seen, n), with_kwargs=True) for n, m in model.named_modules() if n]
+    try:
+        model.eval()
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
+def _record(seen: _Seen, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+    seen.calls.append(name)
+    try:
+        seen.inputs[name], seen.outputs[name] = input_of(args, kwargs), stream_of(output)
+    except UnsupportedModelError:  # a module without a stream, such as a rotary table
+        return
+
+
+def _logits(output: object) -> Tensor:
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else stream_of(output)
+
+
+def _check_chain(blocks: tuple[str, ...], seen: _Seen, shape: torch.Size) -> None:
+    if [call for call in seen.calls if call in set(blocks)] != [*blocks, *blocks]:
+        raise _NotProvedError("its blocks do not run once each, in order")
+    for before, after in pairwise(blocks):
+        if before not in seen.outputs or after not in seen.inputs or seen.outputs[before].shape != shape:
+            raise _NotProvedError(f"'{before}' does not return the residual stream")
+        if not torch.equal(seen.outputs[before], seen.inputs[after]):
+            raise _NotProvedError(f"the output of '{before}' is not the input of '{after}'")
+
+
+def _final_norm(blocks: tuple[str, ...], seen: _Seen, hidden: Tensor) -> str | None:
+    last = seen.outputs[blocks[-1]]
+    if torch.equal(last, hidden):
+        return None
+    for name, value in seen.outputs.items():
+        if not name.startswith(blocks) and torch.equal(seen.inputs[name], last) and torch.equal(value, hidden):
+            return name
+    raise _NotProvedError("what lies between its last block and its head is not one norm")
+
+
+def _stores_offset(model: nn.Module, name: str) -> bool:
+    """Whether a norm's gain is 1 + w: measured on a vector of mean 0 and mean square 1."""
+    norm = model.get_submodule(name)
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 1:
+        return False
+    with torch.no_grad():
+        signs = torch.ones_like(weight)
+        signs[1::2] = -1
+        gain = (norm(signs) - norm(-signs)) / 2 * signs
+        return bool((gain - 1 - weight).abs().sum() < (gain - weight).abs().sum())
+
+
+def _objective(model: nn.Module) -> Objective:
+    name = type(model).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return Objective.CAUSAL
+    if name.endswith("ForMaskedLM"):
+        return Objective.MASKED
+    raise _NotProvedError(f"{name} is neither a causal nor a masked language model")
+
+
+def _boundaries(blocks: tuple[str, ...], final: str | None) -> tuple[Boundary, ...]:
+    places = [Boundary(name="embedding", block=-1, tap=Tap(blocks[0], Side.INPUT))]
+    places += [Boundary(name=f"block {i}", block=i, tap=Tap(block, Side.OUTPUT)) for i, block in enumerate(blocks)]
+    if final is not None:
+        places.append(Boundary(name="final norm", block=len(blocks) - 1, tap=Tap(final, Side.OUTPUT)))
+    return tuple(places)
+
+
+def _block_sublayer(index: int, block: str) -> SublayerLayout:
+    return SublayerLayout(
+        block=index, kind=BlockKind.BLOCK, boundary_in=index, boundary_out=index + 1, branch=None, modules=(block,)
+    )
+
+
+def _remaining_owners(model: nn.Module, taken: tuple[str, ...]) -> tuple[str, ...]:
+    """Modules outside the given ones that hold parameters themselves: all of them run before the first block."""
+    inside = tuple(f"{name}." for name in taken)
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if name not in taken and not name.startswith(inside) and any(True for _ in module.parameters(recurse=False))
+    )

@@ -1,0 +1,340 @@
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from probes.errors import UnsupportedModelError
+from probes.families import SUPPORTED_FAMILIES, describe_model, effective_gain, owned_names
+from probes.layout import BlockKind, Objective, ResidualLayout, Side, Tap
+from probes.taps import input_of, stream_of
+from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, WIDTH, tiny_ids, tiny_model
+
+TINY = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+@contextmanager
+def captured(model: nn.Module, taps: set[Tap]) -> Iterator[dict[Tap, Tensor]]:
+    seen: dict[Tap, Tensor] = {}
+    hooks = []
+    for tap in taps:
+        module = model.get_submodule(tap.module)
+        if tap.side is Side.INPUT:
+
+            def keep(module: nn.Module, args: tuple, kwargs: dict, tap: Tap = tap) -> None:
+                seen[tap] = input_of(args, kwargs)
+
+            hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+        else:
+
+            def keep_output(module: nn.Module, args: tuple, output: object, tap: Tap = tap) -> None:
+                seen[tap] = stream_of(output)
+
+            hooks.append(module.register_forward_hook(keep_output))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def run(model: nn.Module, layout: ResidualLayout) -> tuple[list[Tensor], list[Tensor | None], tuple[Tensor, ...]]:
+    """Boundaries and branches as (B, T, D), and the model's own hidden states."""
+    boundaries = [b.tap for b in layout.boundaries]
+    branches = [s.branch for s in layout.sublayers]
+    ids = tiny_ids()
+    with captured(model, {t for t in (*boundaries, *branches) if t is not None}) as seen:
+        hidden = model(ids, output_hidden_states=True).hidden_states
+    flat = [seen[t].reshape(*ids.shape, -1) for t in boundaries]
+    return flat, [None if t is None else seen[t].reshape(*ids.shape, -1) for t in branches], hidden
+
+
+@pytest.fixture(params=FAMILIES)
+def tiny(request) -> tuple[nn.Module, ResidualLayout]:
+    model = tiny_model(request.param)
+    return model, describe_model(model)
+
+
+def test_every_family_of_the_table_has_a_tiny_model():
+    assert {tiny_model(name).config.model_type for name in FAMILIES} == set(SUPPORTED_FAMILIES)
+
+
+def test_every_sublayer_obeys_the_sum_rule(tiny):
+    model, layout = tiny
+    boundaries, branches, _ = run(model, layout)
+    for start in {s.boundary_in for s in layout.sublayers}:
+        together = [i for i, s in enumerate(layout.sublayers) if s.boundary_in == start]
+        first = layout.sublayers[together[0]]
+        x, branch = boundaries[start], sum(branches[i] for i in together)
+        expected = x + branch if first.combine is None else first.combine(x, branch)
+        assert branch.abs().max() > 1e-3
+        torch.testing.assert_close(boundaries[first.boundary_out], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_post_ln_families_alone_normalise_the_shortcut(tiny):
+    model, layout = tiny
+    post_ln = model.config.model_type == "bert" or not getattr(model.config, "do_layer_norm_before", True)
+    assert {s.combine is not None for s in layout.sublayers} == {post_ln}
+    assert {n.role == "out" for s in layout.sublayers for n in s.norms} == {post_ln}
+
+
+def test_combine_is_differentiable_in_the_stream_alone(tiny):
+    model, layout = tiny
+    for sublayer in layout.sublayers:
+        if sublayer.combine is None:
+            continue
+        x, branch = (torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        sublayer.combine(x, branch).square().mean(-1).sum().backward()
+        assert x.grad.abs().max() > 0
+        assert branch.grad is None
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_boundaries_run_from_embedding_to_final_norm(tiny):
+    model, layout = tiny
+    parallel = model.config.model_type == "gpt_neox" and model.config.use_parallel_residual
+    assert layout.n_blocks == len(layout.blocks) == N_BLOCKS
+    assert len(layout.sublayers) == 2 * N_BLOCKS
+    inner = N_BLOCKS if parallel else 2 * N_BLOCKS
+    assert len(layout.boundaries) == 1 + inner + (layout.final_norm is not None)
+    assert [b.block for b in layout.boundaries] == sorted(b.block for b in layout.boundaries)
+    assert len({b.name for b in layout.boundaries}) == len(layout.boundaries)
+    assert [s.kind for s in layout.sublayers] == [BlockKind.ATTENTION, BlockKind.FFN] * N_BLOCKS
+    assert [s.block for s in layout.sublayers] == [i // 2 for i in range(2 * N_BLOCKS)]
+
+
+def test_boundary_zero_is_the_embedding_and_the_last_block_is_not_the_last_hidden_state(tiny):
+    model, layout = tiny
+    boundaries, _, hidden = run(model, layout)
+    assert torch.equal(boundaries[0], hidden[0])
+    if layout.final_norm is None:
+        projected = getattr(model.config, "word_embed_proj_dim", WIDTH) != WIDTH
+        assert projected or torch.equal(boundaries[-1], hidden[-1])
+    else:
+        assert torch.equal(boundaries[-1], hidden[-1])
+        assert not torch.allclose(boundaries[-2], hidden[-1])
+
+
+def test_block_boundaries_are_the_models_own_hidden_states(tiny):
+    model, layout = tiny
+    boundaries, _, hidden = run(model, layout)
+    leaving = [
+        next(i for i, b in reversed(list(enumerate(layout.boundaries))) if b.tap == Tap(block, Side.OUTPUT))
+        for block in layout.blocks
+    ]
+    for index, position in enumerate(leaving[:-1]):
+        assert torch.equal(boundaries[position], hidden[index + 1])
+
+
+def test_backbone_and_head_give_the_models_logits_exactly(tiny):
+    model, layout = tiny
+    ids = tiny_ids()
+    logits = model(ids).logits
+    hidden = layout.head.backbone(ids)
+    assert hidden.requires_grad
+    assert torch.equal(layout.head.logits(hidden), logits)
+    torch.testing.assert_close(layout.head.logits(hidden.flatten(0, 1)), logits.flatten(0, 1), rtol=1e-12, atol=1e-12)
+    if layout.head.linear is not None:
+        assert torch.equal(nn.functional.linear(hidden, layout.head.linear.weight, layout.head.linear.bias), logits)
+    assert (layout.head.linear is None) == (model.config.model_type in {"bert", "gemma2"})
+
+
+def test_every_parameter_belongs_to_exactly_one_part(tiny):
+    model, layout = tiny
+    owners = owned_names(layout)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owning = [owner for owner, module in owners if name.startswith(f"{module}.")]
+        assert len(owning) == 1, f"{name} belongs to {owning}"
+        twins = [n for n, p in model.named_parameters(remove_duplicate=False) if p is parameter]
+        assert len(twins) <= 2
+    for owner, module in owners:
+        assert any(True for _ in model.get_submodule(module).parameters()) or owner == "embedding"
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "gemma2", "gpt2", "opt", "bert"])
+def test_tied_weight_belongs_to_embedding_and_head(family):
+    model = tiny_model(family)
+    owners = owned_names(describe_model(model))
+    tied = model.get_input_embeddings().weight
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is tied]
+    assert [next(o for o, m in owners if n.startswith(f"{m}.")) for n in names] == ["embedding", "head"]
+
+
+def test_effective_gain_is_the_factor_that_the_norm_applies(tiny):
+    model, layout = tiny
+    sites = [n for s in layout.sublayers for n in s.norms] + ([layout.final_norm] if layout.final_norm else [])
+    assert sites
+    for site in sites:
+        norm = model.get_submodule(site.module)
+        signs = torch.ones(WIDTH, dtype=torch.float64)
+        signs[1::2] = -1  # mean 0, mean square 1: LayerNorm and RMSNorm both leave it as it is
+        measured = (norm(signs) - norm(-signs)) / 2 * signs
+        torch.testing.assert_close(effective_gain(model, site), measured, rtol=2e-5, atol=0)
+        assert site.unit_offset == model.config.model_type.startswith("gemma")
+
+
+def test_effective_gain_of_a_norm_without_weight_is_one():
+    config = transformers.OPTConfig(
+        **TINY, word_embed_proj_dim=WIDTH, ffn_dim=24, max_position_embeddings=32, layer_norm_elementwise_affine=False
+    )
+    model = transformers.OPTForCausalLM(config)
+    site = describe_model(model).sublayers[0].norms[0]
+    assert torch.equal(effective_gain(model, site), torch.ones(WIDTH))
+
+
+def test_experts_are_found_by_the_first_dimension():
+    model = tiny_model("mixtral")
+    layout = describe_model(model)
+    assert [bool(s.expert_parameters) for s in layout.sublayers] == [False, True] * N_BLOCKS
+    model.zero_grad()
+    model(torch.full((1, 2), 5)).logits.square().sum().backward()  # two equal tokens cannot reach all four experts
+    for sublayer in layout.sublayers[1::2]:
+        routed = model.get_submodule(f"{layout.blocks[sublayer.block]}.mlp.gate")
+        assert routed.top_k < routed.num_experts
+        for name in sublayer.expert_parameters:
+            gradient = model.get_parameter(name).grad
+            silent = [e for e in range(routed.num_experts) if not gradient[e].any()]
+            assert gradient.shape[0] == routed.num_experts
+            assert 0 < len(silent) < routed.num_experts
+
+
+@pytest.mark.parametrize(
+    ("family", "objective"), [("llama", Objective.CAUSAL), ("opt-post-norm", Objective.CAUSAL), ("bert", Objective.MASKED)]
+)
+def test_objective_is_the_familys(family, objective):
+    assert describe_model(tiny_model(family)).objective is objective
+
+
+def test_describing_leaves_the_model_as_it_was(tiny):
+    model, _ = tiny
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    describe_model(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def _falcon() -> nn.Module:
+    return transformers.FalconForCausalLM(transformers.FalconConfig(**TINY, bos_token_id=1, eos_token_id=2))
+
+
+def _stablelm() -> nn.Module:
+    return transformers.StableLmForCausalLM(
+        transformers.StableLmConfig(**TINY, intermediate_size=24, num_key_value_heads=4, bos_token_id=1, eos_token_id=2)
+    )
+
+
+def _roberta() -> nn.Module:
+    return transformers.RobertaForMaskedLM(
+        transformers.RobertaConfig(**TINY, intermediate_size=24, max_position_embeddings=32, pad_token_id=1)
+    )
+
+
+def _cohere() -> nn.Module:
+    return transformers.CohereForCausalLM(
+        transformers.CohereConfig(**TINY, intermediate_size=24, bos_token_id=1, eos_token_id=2, logit_scale=0.5)
+    )
+
+
+def _t5() -> nn.Module:
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=VOCAB, d_model=WIDTH, d_kv=4, d_ff=24, num_layers=2, num_heads=4)
+    )
+
+
+@pytest.mark.parametrize("build", [_falcon, _stablelm], ids=["falcon", "stablelm"])
+def test_another_family_is_described_block_by_block(build: Callable[[], nn.Module]):
+    model = build().double()  # in training mode, as built
+    layout = describe_model(model)
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    model.eval()
+    ids = tiny_ids()
+    with captured(model, {b.tap for b in layout.boundaries}) as seen:
+        output = model(ids, output_hidden_states=True)
+    assert [s.kind for s in layout.sublayers] == [BlockKind.BLOCK] * 3
+    assert all(s.branch is None for s in layout.sublayers)
+    streams = [seen[b.tap] for b in layout.boundaries]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(streams[:3], output.hidden_states[:3], strict=True))
+    assert torch.equal(streams[-1], output.hidden_states[-1])
+    assert not torch.allclose(streams[-2], output.hidden_states[-1])
+    assert torch.equal(layout.head.logits(layout.head.backbone(ids)), output.logits)
+    owners = owned_names(layout)
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        assert sum(name.startswith(f"{module}.") for _, module in owners) == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (_cohere, r"family 'cohere' is not supported: its logits are not the head's linear map.*llama, mistral"),
+        (_roberta, r"family 'roberta' is not supported: its logits are not the head's linear map.*bert"),
+        (_t5, r"family 't5' is an encoder-decoder"),
+        (lambda: tiny_model("llama").model, r"LlamaModel of family 'llama' has no module 'model'; a model with its causal language-model head"),
+        (lambda: nn.Linear(2, 2), r"family 'Linear' is not supported: it has no linear language-model head"),
+    ],
+    ids=["scaled logits", "head with a transform", "encoder-decoder", "no head", "no language model"],
+)
+def test_a_model_whose_stream_is_not_found_is_refused(build: Callable[[], nn.Module], message: str):
+    with pytest.raises(UnsupportedModelError, match=message):
+        describe_model(build())
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "message"),
+    [
+        ("bert", {"is_decoder": True}, "bert configured as a decoder"),
+        ("bert", {"chunk_size_feed_forward": 2}, "chunk_size_feed_forward"),
+    ],
+    ids=["decoder", "chunked"],
+)
+def test_bert_outside_its_description_is_refused(family: str, setting: dict[str, object], message: str):
+    model = tiny_model(family)
+    for name, value in setting.items():
+        setattr(model.config, name, value)
+    with pytest.raises(UnsupportedModelError, match=message):
+        describe_model(model)
+
+
+def test_a_parameter_without_a_place_is_refused():
+    model = tiny_model("llama")
+    model.model.layers[1].adapter = nn.Linear(WIDTH, WIDTH)
+    with pytest.raises(UnsupportedModelError, match=r"parameter 'model.layers.1.adapter.weight' of family 'llama'"):
+        describe_model(model)
+
+
+class _Broken(nn.Module):
+    """A block list whose blocks do not pass one stream on: each reads the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Tensor:
+        x = self.embed(input_ids)
+        return sum(layer(x) for layer in self.layers)
+
+
+class _BrokenForCausalLM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model, self.lm_head = _Broken(), nn.Linear(WIDTH, VOCAB)
+        self.config = transformers.PretrainedConfig(num_hidden_layers=2)
+        self.config.model_type = "side_by_side"
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Tensor:
+        return self.lm_head(self.base_model(input_ids, use_cache))
+
+
+def test_blocks_that_do_not_form_a_chain_are_refused():
+    with pytest.raises(UnsupportedModelError, match=r"family 'side_by_side'.*output of 'base_model.layers.0' is not the input"):
+        describe_model(_BrokenForCausalLM())
