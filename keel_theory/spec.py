@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -28,12 +29,17 @@ __all__ = [
     "ResidualSpec",
     "Scheme",
     "SchemeError",
+    "SpecRun",
     "SublayerKind",
+    "SwitchRule",
     "alternating_kinds",
+    "no_switches",
 ]
 
 ParameterValue: TypeAlias = "float | str"
 SpecRule: TypeAlias = "Callable[..., ResidualSpec]"
+SwitchRule: TypeAlias = "Callable[[int, Mapping[str, ParameterValue]], Collection[int]]"
+"""(n_sublayers, parameters) -> indices at which the rule starts to give other specs."""
 
 _TRIAL_DEPTHS = (64, 4, 1024)
 
@@ -116,6 +122,28 @@ class ResidualSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpecRun:
+    """Consecutive sub-layers whose specs repeat: sub-layer i has ``period[(i - start) % len(period)]``.
+
+    Attributes:
+        start: 0-based index of the first sub-layer.
+        stop: index after the last.
+        period: the specs of the first sub-layers; one of each kind at most.
+        varying: fields of the spec that differ from sub-layer to sub-layer all the same.
+    """
+
+    start: int
+    stop: int
+    period: tuple[ResidualSpec, ...]
+    varying: frozenset[str] = frozenset()
+
+
+def no_switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:
+    """The switch rule of a scheme that treats all sub-layers of a kind alike."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
     """A residual scheme: a name, its equation and source, and the rule that gives each sub-layer's spec.
 
@@ -131,6 +159,9 @@ class Scheme:
         rule: the spec rule.
         parameter_docs: one line per parameter of the rule.
         norm: which normalisation "LN" means; the paper's is RMSNorm.
+        switches: where along the depth the rule changes, so that a million sub-layers need a handful of evaluations;
+            None where that is not known, and every index is evaluated.
+        varying: fields of the spec that change at every index, between the switches too.
     """
 
     name: str
@@ -141,6 +172,8 @@ class Scheme:
     rule: SpecRule
     parameter_docs: Mapping[str, str] = field(default_factory=dict, hash=False)
     norm: NormKind = NormKind.RMS
+    switches: SwitchRule | None = None
+    varying: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check that every parameter is documented and that the normalisation is one."""
@@ -219,6 +252,23 @@ class Scheme:
                 failures.append(error)
         if len(failures) == len(_TRIAL_DEPTHS):
             raise failures[0]
+
+    def runs(self, n_sublayers: int) -> tuple[SpecRun, ...]:
+        """The updates of a whole decoder as runs of repeating specs, first to last.
+
+        Raises:
+            SchemeError: if n_sublayers is below 1.
+        """
+        if n_sublayers < 1:
+            raise SchemeError(f"a model has at least 1 sub-layer, got {n_sublayers}")
+        inside = range(1, n_sublayers) if self.switches is None else self.switches(n_sublayers, self.parameters)
+        edges = sorted({0, n_sublayers} | {i for i in inside if 0 < i < n_sublayers})
+        return tuple(self._run(start, stop, n_sublayers) for start, stop in pairwise(edges))
+
+    def _run(self, start: int, stop: int, n_sublayers: int) -> SpecRun:
+        kinds = (SublayerKind.FFN if i % 2 else SublayerKind.ATTENTION for i in range(start, min(stop, start + 2)))
+        period = tuple(self.spec(i, n_sublayers, kind) for i, kind in enumerate(kinds, start))
+        return SpecRun(start=start, stop=stop, period=period, varying=self.varying)
 
     def _norm(self, norm: NormKind) -> NormKind:
         return self.norm if norm is not NormKind.NONE else NormKind.NONE

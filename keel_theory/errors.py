@@ -1,0 +1,58 @@
+"""Errors of the theory: each says which quantity was outside its domain, its value, and what would work."""
+
+import math
+
+__all__ = ["DomainError", "EquationError", "TheoryError", "require_at_least", "require_non_negative", "require_positive"]
+
+
+class TheoryError(ValueError):
+    """A question that the theory cannot answer as it was put."""
+
+
+class DomainError(TheoryError):
+    """A number outside the domain of a formula."""
+
+
+class EquationError(TheoryError):
+    """An equation that is not in the registry."""
+
+
+def require_positive(name: str, value: float) -> float:
+    """The value, if it is a positive finite number.
+
+    Raises:
+        DomainError: otherwise.
+
+    Example:
+        >>> require_positive("alpha", 2.0)
+        2.0
+        >>> require_positive("alpha", 0.0)
+        Traceback (most recent call last):
+        ...
+        keel_theory.errors.DomainError: alpha must be a positive finite number, got 0.0
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise DomainError(f"{name} must be a positive finite number, got {value}")
+    return value
+
+
+def require_non_negative(name: str, value: float) -> float:
+    """The value, if it is a non-negative finite number.
+
+    Raises:
+        DomainError: otherwise.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise DomainError(f"{name} must be a non-negative finite number, got {value}")
+    return value
+
+
+def require_at_least(name: str, value: int, least: int) -> int:
+    """The whole number, if it is not below the least allowed.
+
+    Raises:
+        DomainError: otherwise.
+    """
+    if value != int(value) or value < least:
+        raise DomainError(f"{name} must be a whole number of at least {least}, got {value}")
+    return int(value)
