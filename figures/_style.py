@@ -169,7 +169,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     buffer = BytesIO()
     suffix = path.suffix.lstrip(".") or "png"
-    figure.savefig(buffer, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+    with paper_style():  # resolution, margins and reproducible SVG identifiers
+        figure.savefig(buffer, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(buffer.getvalue())

@@ -1,0 +1,173 @@
+# %%
+r"""Phase diagram of the shortcut over depth and shortcut scale. No figure of the paper: it draws its Eqs. (15), (18), (19).
+
+Colour is what the shortcut keeps of a gradient over the whole stack, :math:`(\alpha / \sqrt{\alpha^2 + q})^L`, which is also
+the cosine between the stack's input and its output. Below the line :math:`\alpha = \sqrt{L}` the gradient dies on the
+shortcut; far above it, the branches of a freshly initialised stack are hardly in its output. Post-LN lies on the lower edge.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from figures._style import GALLERY, paper_style, save_figure, scheme_style
+from keel_theory.design import phase_diagram
+from keel_theory.schemes import get_scheme
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+__all__ = ["compute", "draw", "main"]
+
+_LEVELS = (1e-100, 1e-10, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+"""Products on the borders between the bands."""
+_CRITICAL = "#222222"
+
+
+def compute(branch_variance: float = 1.0) -> pd.DataFrame:
+    """The diagram as rows.
+
+    Args:
+        branch_variance: q, dimensionless, >= 0; the same for all sub-layers.
+
+    Returns:
+        Columns n_sublayers, alpha, branch_variance, log_product, product, branch_share, aligned_cosine.
+    """
+    return phase_diagram(branch_variance=branch_variance).to_frame()
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """The diagram of :func:`compute`'s frame.
+
+    Args:
+        frame: one branch variance, a full grid of depths and scales.
+
+    Returns:
+        A figure of column width.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    with paper_style():
+        figure = NewFigure(figsize=(3.4, 3.3), layout="constrained")
+        axes = figure.add_subplot()
+        _bands(axes, frame)
+        _curves(axes, frame)
+        axes.text(0.03, 0.96, "output hardly\ndiffers from input", transform=axes.transAxes, size=7, va="top", color="white")
+        axes.set(xlabel="depth $L$ (sub-layers)", ylabel=r"shortcut scale $\alpha$ (dimensionless)")
+        figure.canvas.draw()  # inside the style, so that it is the style's fonts that the layout sees
+    return figure
+
+
+def _grid(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    table = frame.pivot_table(index="alpha", columns="n_sublayers", values="log_product")
+    return table.columns.to_numpy(float), table.index.to_numpy(float), table.to_numpy()
+
+
+def _bands(axes: Axes, frame: pd.DataFrame) -> None:
+    """Bands between round products. What is contoured is the logarithm of -ln(product), smooth over the whole plane."""
+    depth, alpha, log_product = _grid(frame)
+    field = np.log10(np.maximum(-log_product, 1e-12))
+    levels = sorted(np.log10([-np.log(g) for g in _LEVELS]))
+    bands = axes.contourf(depth, alpha, field, levels=levels, extend="both", cmap=_muted("PuOr_r"))
+    axes.contour(depth, alpha, field, levels=levels, colors="white", linewidths=0.5, linestyles="solid")
+    axes.set(xscale="log", yscale="log", xlim=(depth[0], depth[-1]), ylim=(alpha[0], alpha[-1]))
+    axes.grid(visible=False)
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # axes belong to a figure
+    bar = figure.colorbar(bands, ax=axes, location="top", ticks=levels, aspect=30, pad=0.02, extendfrac=0.06)
+    bar.ax.set_xticklabels([_power(g) for g in sorted(_LEVELS, reverse=True)])
+    bar.ax.tick_params(length=0, pad=1)
+    bar.set_label("gradient kept by the shortcut (= cosine of output with input)", size=7)
+
+
+def _curves(axes: Axes, frame: pd.DataFrame) -> None:
+    """The schemes' scales over depth, and the critical line, each with its name along it."""
+    depth = np.unique(frame["n_sublayers"].to_numpy(float))
+    highest = float(frame["alpha"].max())
+    curves = {
+        "keel": (depth, rf"{get_scheme('keel').label}, $\alpha = L$"),
+        "deepnorm": (depth**0.25, rf"{get_scheme('deepnorm').label}, $\alpha = L^{{1/4}}$"),
+    }
+    for name, (scale, text) in curves.items():
+        style = scheme_style(name)
+        axes.plot(depth, scale, color=style.color, linestyle=style.dash, linewidth=1.6)
+        _along(axes, depth, scale, text, style.color)
+    q = float(frame["branch_variance"].iloc[0])
+    critical = np.sqrt(q * depth)
+    shown = (critical >= 1) & (critical <= highest)
+    if shown.any():
+        axes.plot(depth[shown], critical[shown], color=_CRITICAL, linestyle=(0, (4, 2)), linewidth=1.1)
+        _along(axes, depth[shown], critical[shown], rf"$\alpha = \sqrt{{{'' if q == 1 else 'q'}L}}$, kept 0.61", _CRITICAL)
+    red = scheme_style("post_ln").color
+    axes.plot(depth, np.ones_like(depth), color=red, linewidth=3.0, clip_on=False, zorder=5)
+    axes.annotate(
+        rf"{get_scheme('post_ln').label}, $\alpha = 1$",
+        (depth[-1], 1.0),
+        (-4, 5),
+        textcoords="offset points",
+        color=_dark(red),
+        size=7,
+        ha="right",
+    )
+
+
+def _along(axes: Axes, x: np.ndarray, y: np.ndarray, text: str, color: str) -> None:
+    """Write along a straight line of the log-log plane, above its middle."""
+    i = int(0.52 * (len(x) - 1))
+    slope = float(np.log(y[-1] / y[0]) / np.log(x[-1] / x[0]))
+    axes.annotate(
+        text,
+        (float(x[i]), float(y[i])),
+        (-2, 3),
+        textcoords="offset points",
+        rotation=float(np.degrees(np.arctan(slope))),
+        rotation_mode="anchor",
+        transform_rotates_text=True,
+        color=_dark(color),
+        size=7,
+        ha="center",
+        va="bottom",
+    )
+
+
+def _dark(color: str) -> tuple[float, float, float]:
+    """A colour for words: half way to black, legible on every band."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(color)
+    return 0.55 * red, 0.55 * green, 0.55 * blue
+
+
+def _muted(name: str) -> Colormap:
+    """A colour map pulled towards white, so that lines and words on it stay legible."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    colors = colormaps[name](np.linspace(0.05, 0.95, 256))
+    colors[:, :3] = 1 - 0.72 * (1 - colors[:, :3])
+    return ListedColormap(colors)
+
+
+def _power(product: float) -> str:
+    if product >= 0.01:
+        return f"{product:g}".removeprefix("0")
+    return rf"$10^{{{round(np.log10(product))}}}$"
+
+
+def main(folder: Path = GALLERY) -> None:
+    """Draw the diagram into a folder, as PNG and SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = draw(compute())
+    for suffix in ("png", "svg"):
+        save_figure(figure, folder / f"phase_diagram.{suffix}")
+
+
+# %%
+if __name__ == "__main__":
+    main()
