@@ -43,7 +43,7 @@ def schemes(
       keel schemes
       keel schemes keel --sublayers 48
       keel schemes mix_ln --set ratio=0.5 --json -o mix_ln.json
-    """
+    """  # noqa: D301 - a real \b keeps the lines of the example apart
     from keel_theory.schemes import SCHEMES, get_scheme
     from probes.cli import _tables
     from probes.cli._io import emit
