@@ -29,17 +29,17 @@ __all__ = [
     "aligned_branch_cosine",
     "aligned_branch_cosine_law",
     "branch_share",
-    "log_shortcut_product",
+    "log_uniform_product",
     "phase_diagram",
-    "shortcut_product",
     "smallest_alpha",
     "smallest_alpha_law",
+    "uniform_product",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
 
-def log_shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+def log_uniform_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
     r"""Natural logarithm of the product of the shortcut gains of a uniform stack.
 
     .. math:: \ln g = -\tfrac{L}{2} \ln\Bigl(1 + \frac{q}{\alpha^2}\Bigr)
@@ -59,7 +59,7 @@ def log_shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_varian
     Example:
         Post-LN at 64 sub-layers, in powers of two:
 
-        >>> round(float(log_shortcut_product(1.0, 64)) / float(np.log(2)), 12)
+        >>> round(float(log_uniform_product(1.0, 64)) / float(np.log(2)), 12)
         -32.0
     """
     alpha_ = _checked("alpha", alpha, positive=True)
@@ -71,7 +71,7 @@ def log_shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_varian
     return np.asarray(-0.5 * depth * log_growth)
 
 
-def shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
+def uniform_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
     r"""Product of the shortcut gains of a uniform stack; also the cosine between its input and its output.
 
     .. math:: g = \Bigl(1 + \frac{q}{\alpha^2}\Bigr)^{-L/2}
@@ -80,7 +80,7 @@ def shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: 
     the input, :math:`\langle x_0, x_L \rangle / d` is multiplied by :math:`\alpha / \sqrt{\alpha^2 + q}` in each step.
 
     Status: exact at infinite width.
-    Assumes: as :func:`log_shortcut_product`.
+    Assumes: as :func:`log_uniform_product`.
     Source: Chen & Wei 2026, arXiv:2601.19895, Eq. (19) for alpha = L, q = 1.
 
     Args:
@@ -92,10 +92,10 @@ def shortcut_product(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: 
         g, dimensionless, in [0, 1]; 0.0 where it is below the smallest float64.
 
     Example:
-        >>> round(float(shortcut_product(512, 512)), 5)
+        >>> round(float(uniform_product(512, 512)), 5)
         0.99902
     """
-    return np.exp(log_shortcut_product(alpha, n_sublayers, branch_variance))
+    return np.exp(log_uniform_product(alpha, n_sublayers, branch_variance))
 
 
 def branch_share(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
@@ -120,7 +120,7 @@ def branch_share(alpha: ArrayLike, n_sublayers: ArrayLike, branch_variance: Arra
         >>> round(1000 * float(branch_share(1000, 1000)), 2)
         1.0
     """
-    return -np.expm1(2 * log_shortcut_product(alpha, n_sublayers, branch_variance))
+    return -np.expm1(2 * log_uniform_product(alpha, n_sublayers, branch_variance))
 
 
 def smallest_alpha(min_gain: ArrayLike, n_sublayers: ArrayLike, branch_variance: ArrayLike = 1.0) -> FloatArray:
@@ -130,7 +130,7 @@ def smallest_alpha(min_gain: ArrayLike, n_sublayers: ArrayLike, branch_variance:
 
     The second form neither overflows nor cancels; :math:`1 - g^{2/L}` is taken with ``expm1``.
 
-    Status: exact inverse of :func:`shortcut_product`. With q = 0 every scale keeps everything, and the infimum 0 is returned.
+    Status: exact inverse of :func:`uniform_product`. With q = 0 every scale keeps everything, and the infimum 0 is returned.
 
     Args:
         min_gain: g, the product wanted, dimensionless, in (0, 1); broadcast with the others.
@@ -196,7 +196,7 @@ def aligned_branch_cosine(alpha: float, n_sublayers: int, branch_variance: float
         Cosine, dimensionless, in [0, 1].
 
     Example:
-        >>> round(aligned_branch_cosine(1024, 1024), 2), round(float(shortcut_product(1024, 1024)), 4)
+        >>> round(aligned_branch_cosine(1024, 1024), 2), round(float(uniform_product(1024, 1024)), 4)
         (0.65, 0.9995)
     """
     scale = float(_checked("alpha", alpha, positive=True))
@@ -304,7 +304,7 @@ def phase_diagram(
         n_sublayers=depths.astype(np.int64),
         alpha=scales,
         branch_variance=branch_variance,
-        log_product=log_shortcut_product(*grid),
+        log_product=log_uniform_product(*grid),
         branch_share=branch_share(*grid),
         aligned_cosine=aligned_branch_cosine_law(*grid),
     )

@@ -73,7 +73,7 @@ class VarianceProfile:
         :attr:`input_cosine`, the shares add up to one.
         """
         diluted = np.concatenate([np.cumsum(np.log1p(-self.update_share)[::-1])[::-1][1:], [0.0]])
-        return self.update_share * np.exp(diluted)
+        return np.asarray(self.update_share * np.exp(diluted))
 
     def to_frame(self) -> pd.DataFrame:
         """One row per sub-layer."""

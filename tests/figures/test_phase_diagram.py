@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from figures import phase_diagram
-from keel_theory.design import shortcut_product
+from keel_theory.design import uniform_product
 from keel_theory.schemes import get_scheme
 
 
@@ -16,7 +16,7 @@ def frame():
 def test_frame_is_a_full_grid_of_the_closed_form(frame) -> None:
     assert len(frame) == frame["n_sublayers"].nunique() * frame["alpha"].nunique()
     sample = frame.sample(50, random_state=0)
-    np.testing.assert_allclose(sample["product"], shortcut_product(sample["alpha"], sample["n_sublayers"]))
+    np.testing.assert_allclose(sample["product"], uniform_product(sample["alpha"], sample["n_sublayers"]))
 
 
 def test_curves_are_the_published_scales(frame) -> None:
@@ -43,7 +43,7 @@ def test_critical_line_moves_with_the_branch_variance(branch_variance: float) ->
     figure = phase_diagram.draw(phase_diagram.compute(branch_variance))
     depth, scale = next(line.get_data() for line in figure.axes[0].lines if line.get_color() == "#222222")
     np.testing.assert_allclose(scale, np.sqrt(branch_variance * depth))
-    assert float(shortcut_product(scale[-1], depth[-1], branch_variance)) == pytest.approx(np.exp(-0.5), rel=0.01)
+    assert float(uniform_product(scale[-1], depth[-1], branch_variance)) == pytest.approx(np.exp(-0.5), rel=0.01)
 
 
 def test_main_writes_both_formats(tmp_path) -> None:

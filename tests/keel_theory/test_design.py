@@ -9,11 +9,11 @@ from keel_theory.design import (
     aligned_branch_cosine,
     aligned_branch_cosine_law,
     branch_share,
-    log_shortcut_product,
+    log_uniform_product,
     phase_diagram,
-    shortcut_product,
     smallest_alpha,
     smallest_alpha_law,
+    uniform_product,
 )
 from keel_theory.errors import DomainError
 
@@ -25,9 +25,9 @@ DEPTHS = (1, 2, 16, 64, 1024, 10**6)
 @pytest.mark.parametrize("branch_variance", [0.01, 1.0, 7.5])
 def test_smallest_alpha_reaches_the_gain_and_less_does_not(n_sublayers: int, min_gain: float, branch_variance: float) -> None:
     alpha = smallest_alpha(min_gain, n_sublayers, branch_variance)
-    log_gain = log_shortcut_product(alpha, n_sublayers, branch_variance)
+    log_gain = log_uniform_product(alpha, n_sublayers, branch_variance)
     assert float(log_gain) == pytest.approx(np.log(min_gain), rel=1e-11)
-    assert log_shortcut_product(0.99 * alpha, n_sublayers, branch_variance) < np.log(min_gain)
+    assert log_uniform_product(0.99 * alpha, n_sublayers, branch_variance) < np.log(min_gain)
 
 
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(1, 10**7), st.floats(1e-6, 1e6))
@@ -54,12 +54,12 @@ def test_alpha_grows_with_the_root_of_depth(factor: int) -> None:
     ("alpha", "n_sublayers", "expected"), [(512, 512, 0.99902), (1024, 1024, 0.99951), (512**0.25, 512, 1.556e-5)]
 )
 def test_published_values(alpha: float, n_sublayers: int, expected: float) -> None:
-    assert float(shortcut_product(alpha, n_sublayers)) == pytest.approx(expected, rel=5e-6 if alpha > 5 else 5e-4)
+    assert float(uniform_product(alpha, n_sublayers)) == pytest.approx(expected, rel=5e-6 if alpha > 5 else 5e-4)
 
 
 def test_depth_beyond_float64_stays_exact_in_the_log() -> None:
-    assert float(shortcut_product(1.0, 10**6)) == 0.0
-    assert float(log_shortcut_product(1.0, 10**6)) == pytest.approx(-5e5 * np.log(2), rel=1e-15)
+    assert float(uniform_product(1.0, 10**6)) == 0.0
+    assert float(log_uniform_product(1.0, 10**6)) == pytest.approx(-5e5 * np.log(2), rel=1e-15)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 4.0, 30.0])
@@ -69,9 +69,9 @@ def test_product_is_the_cosine_and_the_share_is_what_is_left(alpha: float) -> No
     width, n_sublayers, n_draws = 4096, 16, 24
     cosines = np.array([_cosine_of_a_random_stack(rng, alpha, n_sublayers, width) for _ in range(n_draws)])
     standard_error = cosines.std(ddof=1) / np.sqrt(n_draws)
-    assert abs(cosines.mean() - shortcut_product(alpha, n_sublayers)) < 4 * standard_error
+    assert abs(cosines.mean() - uniform_product(alpha, n_sublayers)) < 4 * standard_error
     assert float(branch_share(alpha, n_sublayers)) == pytest.approx(
-        1 - float(shortcut_product(alpha, n_sublayers)) ** 2, rel=1e-9
+        1 - float(uniform_product(alpha, n_sublayers)) ** 2, rel=1e-9
     )
 
 
@@ -102,7 +102,7 @@ def test_agreeing_branches_follow_the_sech_law(n_sublayers: int, ratio: float) -
 def test_agreeing_branches_follow_no_square_root() -> None:
     """With alpha = 10 sqrt(L) the independent product stays, the aligned one goes."""
     alpha = 10 * np.sqrt(10**4)
-    assert float(shortcut_product(alpha, 10**4)) == pytest.approx(np.exp(-0.005), rel=1e-4)
+    assert float(uniform_product(alpha, 10**4)) == pytest.approx(np.exp(-0.005), rel=1e-4)
     assert aligned_branch_cosine(alpha, 10**4) < 1e-3
 
 
@@ -112,7 +112,7 @@ def test_the_sech_law_does_not_overflow() -> None:
 
 def test_no_branch_needs_no_scale() -> None:
     assert float(smallest_alpha(0.9, 100, 0.0)) == 0.0
-    assert float(shortcut_product(1e-3, 10**6, 0.0)) == 1.0
+    assert float(uniform_product(1e-3, 10**6, 0.0)) == 1.0
 
 
 def test_phase_diagram_frame_agrees_with_the_arrays() -> None:
@@ -120,7 +120,7 @@ def test_phase_diagram_frame_agrees_with_the_arrays() -> None:
     frame = diagram.to_frame()
     assert len(frame) == 6
     row = frame[(frame["n_sublayers"] == 64) & (frame["alpha"] == 8.0)].iloc[0]
-    assert row["product"] == pytest.approx(float(shortcut_product(8.0, 64)))
+    assert row["product"] == pytest.approx(float(uniform_product(8.0, 64)))
     assert row["branch_share"] == pytest.approx(1 - row["product"] ** 2)
     assert diagram.product.shape == (2, 3)
 
@@ -135,7 +135,7 @@ def test_default_grid_holds_the_paper_s_depths_range() -> None:
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
 def test_alpha_outside_its_domain(alpha: float) -> None:
     with pytest.raises(DomainError, match="alpha must be a finite number > 0"):
-        shortcut_product(alpha, 4)
+        uniform_product(alpha, 4)
 
 
 @pytest.mark.parametrize("n_sublayers", [0, -3, 2.5, np.nan])
