@@ -12,6 +12,7 @@ import pytest
 import keel_theory.schemes
 from keel_theory.schemes import SCHEMES, get_scheme
 from keel_theory.spec import GateKind, NormKind, ResidualSpec, SchemeError, SublayerKind, alternating_kinds
+from tests._asserts import assert_runs_match_specs
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
 DEPTHS = (1, 2, 3, 4, 12, 129, 1024)
@@ -134,6 +135,21 @@ def test_gate_bias_belongs_to_a_gate(scheme):
 def test_kind_is_taken_from_the_argument_and_not_from_the_index(scheme):
     as_attention = scheme.spec(6, 12, SublayerKind.ATTENTION)
     assert scheme.spec(7, 12, SublayerKind.ATTENTION).norm_out == as_attention.norm_out
+
+
+@every_scheme
+@pytest.mark.parametrize("n_sublayers", DEPTHS)
+def test_runs_say_the_same_as_the_specs(scheme, n_sublayers):
+    assert_runs_match_specs(scheme, n_sublayers)
+
+
+@pytest.mark.parametrize("n_sublayers", DEPTHS)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("hybrid_norm", {"variant": "star"}), ("mix_ln", {"ratio": 0}), ("mix_ln", {"ratio": "0.4"}), ("mix_ln", {"ratio": 1})],
+)
+def test_runs_follow_the_parameters(name, parameters, n_sublayers):
+    assert_runs_match_specs(get_scheme(name).with_parameters(**parameters), n_sublayers)
 
 
 def test_unknown_name_lists_the_known():
