@@ -56,8 +56,8 @@ class Normalisation:
         convention: ``rms`` or ``unit``.
 
     Raises:
-        DomainError: if kind is ``none``, eps is negative, the weight is not one finite vector, or (when applied) a vector has no
-            direction and eps is 0.
+        DomainError: if kind is ``none``, eps is negative, the weight is not one finite vector, or, when applied, a vector
+            has no direction and eps is 0.
 
     Example:
         >>> norm = Normalisation(kind=NormKind.RMS)
@@ -175,7 +175,8 @@ class Normalisation:
         direction, scale = self._parts(x)
         length = np.sum(direction**2, axis=-1, keepdims=True)
         row = 1.0 - self._mean_directions / width - direction**2 * (2.0 - length)  # squared norms of the rows of s J
-        gain: FloatArray = np.sqrt(np.mean(self._weighted(self._weighted(row)), axis=-1)) / scale[..., 0]
+        squared: FloatArray = np.mean(self._weighted(self._weighted(row)), axis=-1, keepdims=True)
+        gain: FloatArray = (np.sqrt(squared) / scale)[..., 0]
         return gain
 
     @property
@@ -192,7 +193,7 @@ class Normalisation:
         return x if self.weight is None else self.weight * x
 
     def _parts(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Direction u = c / (sqrt(n) s), whose squared length is 1 - eps/s², and s; no square is taken of an unscaled number."""
+        """Direction u = c / (sqrt(n) s), whose squared length is 1 - eps/s², and s; no unscaled number is squared."""
         width = x.shape[-1]
         if self.weight is not None and self.weight.shape != (width,):
             raise DomainError(f"weight has {self.weight.shape[0]} entries, the vectors have width {width}")

@@ -22,7 +22,7 @@ Status: exact recursion; the closed form assumes unit input variance and equal b
 import math
 
 from keel_theory.parameters import number
-from keel_theory.spec import NormKind, ParameterValue, ProfileKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ParameterValue, ProfileKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -43,5 +43,7 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}\left(\omega \odot x + F(x)\right),\quad \omega_i^2 = 1 + \sum_{j<i}\mathrm{Var}[F_j]",
     source="Liu et al. 2020, arXiv:2004.08249",
     rule=_spec,
+    switches=no_switches,
+    varying=frozenset({"shortcut_scale"}),
     parameter_docs={"branch_variance": "Var[F(x)] of every branch, assumed for the starting value until it is profiled"},
 )

@@ -7,7 +7,7 @@ The layout of OLMo 2, which normalises queries and keys besides; that is a choic
 Source: OLMo Team 2025, arXiv:2501.00656.
 """
 
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -23,4 +23,5 @@ SCHEME = Scheme(
     latex=r"x' = x + \mathrm{LN}(F(x))",
     source="OLMo Team 2025, arXiv:2501.00656",
     rule=_spec,
+    switches=no_switches,
 )

@@ -14,7 +14,7 @@ on whatever standard deviation the model starts with.
 
 from keel_theory.depth_expression import DepthRule
 from keel_theory.parameters import positive_at_depth
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SchemeError, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SchemeError, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -45,6 +45,7 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}\left(\alpha x + F(x)\right),\quad \alpha = L^{1/4}",
     source="Wang et al. 2022, arXiv:2203.00555; Chen & Wei 2026, arXiv:2601.19895, Eq. (5)",
     rule=_spec,
+    switches=no_switches,
     parameter_docs={
         "alpha": "shortcut scale: a number or an expression in L, the number of sub-layers",
         "beta": "factor on the initial value, output and FFN weights: 'paper' = L**-0.25 (Eq. 5), 'deepnet' = (4*L)**-0.25 "

@@ -10,7 +10,7 @@ Source: Srivastava et al. 2015, arXiv:1505.00387; Chen & Wei 2026, arXiv:2601.19
 """
 
 from keel_theory.parameters import choice, number
-from keel_theory.spec import GateKind, NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import GateKind, NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -34,6 +34,7 @@ SCHEME = Scheme(
     latex=r"x' = T(x) \odot F(x) + (1 - T(x)) \odot x",
     source="Srivastava et al. 2015, arXiv:1505.00387; Chen & Wei 2026, arXiv:2601.19895, Eq. (1)",
     rule=_spec,
+    switches=no_switches,
     parameter_docs={
         "gate_bias": "starting value of the gate's bias before the sigmoid; negative values carry the input at first",
         "norm": "'none' (Eq. 1) or 'input' for a normalisation of the branch's input",

@@ -19,8 +19,10 @@ Source: Zhuo et al. 2025, arXiv:2503.04598, and the authors' README, BryceZhuo/H
 ``attn_norm: True, ffn_residual: False``).
 """
 
+from collections.abc import Mapping
+
 from keel_theory.parameters import choice
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind
 
 __all__ = ["SCHEME"]
 
@@ -34,6 +36,10 @@ def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, variant:
     return ResidualSpec(norm_out=NormKind.RMS if attention else NormKind.NONE, qkv_norm=attention)
 
 
+def _switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:
+    return (2,) if parameters["variant"] == "star" else ()
+
+
 SCHEME = Scheme(
     name="hybrid_norm",
     label="HybridNorm",
@@ -41,5 +47,6 @@ SCHEME = Scheme(
     latex=r"u = \mathrm{LN}\left(x + \mathrm{Attn}_{QKV}(x)\right),\quad x' = u + F(u)",
     source="Zhuo et al. 2025, arXiv:2503.04598",
     rule=_spec,
+    switches=_switches,
     parameter_docs={"variant": "'plain', or 'star' for a Pre-Norm block 0"},
 )

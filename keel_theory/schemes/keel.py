@@ -9,9 +9,11 @@ the output norm but has α = 1.
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (8) and (28), implementation rules of section 4.
 """
 
+from collections.abc import Mapping
+
 from keel_theory.depth_expression import DepthRule
 from keel_theory.parameters import positive_at_depth
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind
 
 __all__ = ["SCHEME"]
 
@@ -24,6 +26,10 @@ def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, alpha: D
     )
 
 
+def _switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:
+    return 1, 2  # the first attention and the first FFN are each their own case
+
+
 SCHEME = Scheme(
     name="keel",
     label="Keel",
@@ -31,5 +37,6 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}\left(\alpha x + F(\mathrm{LN}(x))\right)",
     source="Chen & Wei 2026, arXiv:2601.19895, Eqs. (8), (28)",
     rule=_spec,
+    switches=_switches,
     parameter_docs={"alpha": "shortcut scale: a number or an expression in L, the number of sub-layers"},
 )

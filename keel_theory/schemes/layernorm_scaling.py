@@ -10,7 +10,7 @@ peft_pretraining/modeling_llama.py (``1 / sqrt(layer_index + 1)`` in the attenti
 
 import math
 
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -27,4 +27,6 @@ SCHEME = Scheme(
     latex=r"x' = x + F\left(\mathrm{LN}(x) / \sqrt{l}\right)",
     source="Sun et al. 2025, arXiv:2502.05795",
     rule=_spec,
+    switches=no_switches,
+    varying=frozenset({"input_scale"}),
 )

@@ -10,6 +10,7 @@ Source: Li, Yin & Liu 2024, arXiv:2412.13795 (r = 0.25); sketched in Chen & Wei 
 """
 
 import math
+from collections.abc import Mapping
 
 from keel_theory.parameters import number
 from keel_theory.spec import NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind
@@ -20,11 +21,18 @@ _ROUND_OFF = 1e-9  # 0.29 * 100 is 28.999999999999996 in floating point and mean
 
 
 def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, ratio: ParameterValue = 0.25) -> ResidualSpec:
-    n_blocks = (n_sublayers + 1) // 2
-    n_post_blocks = math.floor(number("ratio", ratio, low=0.0, high=1.0) * n_blocks + _ROUND_OFF)
-    if sublayer_index // 2 < n_post_blocks:
+    if sublayer_index // 2 < _n_post_blocks(n_sublayers, ratio):
         return ResidualSpec(norm_out=NormKind.RMS)
     return ResidualSpec(norm_in=NormKind.RMS)
+
+
+def _n_post_blocks(n_sublayers: int, ratio: ParameterValue) -> int:
+    n_blocks = (n_sublayers + 1) // 2
+    return math.floor(number("ratio", ratio, low=0.0, high=1.0) * n_blocks + _ROUND_OFF)
+
+
+def _switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:
+    return (2 * _n_post_blocks(n_sublayers, parameters["ratio"]),)
 
 
 SCHEME = Scheme(
@@ -34,5 +42,6 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}(x + F(x))\ \text{below},\quad x' = x + F(\mathrm{LN}(x))\ \text{above}",
     source="Li, Yin & Liu 2024, arXiv:2412.13795",
     rule=_spec,
+    switches=_switches,
     parameter_docs={"ratio": "fraction of the blocks, from the first on, that are Post-LN; rounded down to whole blocks"},
 )

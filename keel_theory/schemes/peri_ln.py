@@ -8,7 +8,7 @@ model, not to a sub-layer.
 Source: Kim et al. 2025, arXiv:2502.02732.
 """
 
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -24,4 +24,5 @@ SCHEME = Scheme(
     latex=r"x' = x + \mathrm{LN}\left(F(\mathrm{LN}(x))\right)",
     source="Kim et al. 2025, arXiv:2502.02732",
     rule=_spec,
+    switches=no_switches,
 )

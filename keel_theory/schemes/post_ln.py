@@ -7,7 +7,7 @@ The layout of the original Transformer (Vaswani et al. 2017, arXiv:1706.03762).
 Source: Chen & Wei 2026, arXiv:2601.19895, Eq. (3).
 """
 
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -23,4 +23,5 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}\left(x + F(x)\right)",
     source="Vaswani et al. 2017, arXiv:1706.03762; Chen & Wei 2026, arXiv:2601.19895, Eq. (3)",
     rule=_spec,
+    switches=no_switches,
 )

@@ -7,7 +7,7 @@ A model of this scheme needs a final norm before its head; that norm belongs to 
 Source: Xiong et al. 2020, arXiv:2002.04745; Chen & Wei 2026, arXiv:2601.19895, Eq. (6).
 """
 
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -23,4 +23,5 @@ SCHEME = Scheme(
     latex=r"x' = x + F(\mathrm{LN}(x))",
     source="Xiong et al. 2020, arXiv:2002.04745; Chen & Wei 2026, arXiv:2601.19895, Eq. (6)",
     rule=_spec,
+    switches=no_switches,
 )

@@ -10,7 +10,7 @@ Source: Chen & Wei 2026, arXiv:2601.19895, Eq. (26).
 
 from keel_theory.depth_expression import DepthRule
 from keel_theory.parameters import positive_at_depth
-from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind
+from keel_theory.spec import NormKind, ResidualSpec, Scheme, SublayerKind, no_switches
 
 __all__ = ["SCHEME"]
 
@@ -31,5 +31,6 @@ SCHEME = Scheme(
     latex=r"x' = \mathrm{LN}\left(\alpha x + F(\beta \odot \mathrm{LN}(x))\right),\quad \alpha = L",
     source="Chen & Wei 2026, arXiv:2601.19895, Eq. (26)",
     rule=_spec,
+    switches=no_switches,
     parameter_docs={"alpha": "shortcut scale: a number or an expression in L, the number of sub-layers"},
 )
