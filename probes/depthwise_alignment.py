@@ -1,0 +1,187 @@
+r"""How far each sub-layer of a model is from the gradient step that depth-wise test-time training says it is.
+
+The depth-wise loss of a sub-layer is :math:`\ell(x) = -\langle x W_o, G(x) \rangle = -\langle x, u(x) \rangle`, with u the
+branch's output: no look inside the branch is needed, so any model with a layout can be measured. With the target G held
+constant the update u is the negative gradient exactly, whatever the weights. What a measurement can tell is how far that is
+from the gradient of the loss as a function of the stream, :math:`-\partial\ell/\partial x = u + J_u^\top x`, attention's
+mixing of positions included (the loss is summed over positions). One vector-Jacobian product per sub-layer gives it.
+
+Shape suffixes: B batch, T tokens, D width.
+
+Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (29)-(34); the full gradient is the counter-check of
+:mod:`keel_theory.test_time_training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from probes.errors import UnsupportedModelError
+from probes.layout import ResidualLayout, Side, Tap
+from probes.preserve import eager, preserved, unwrapped
+from probes.taps import input_of, stream_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["DepthwiseAlignment", "SublayerAlignment", "measure_depthwise_alignment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SublayerAlignment:
+    """One sub-layer; every number is a mean over all positions, dimensionless.
+
+    Attributes:
+        sublayer: 0-based position among all sub-layers.
+        block: 0-based block.
+        kind: ``attention``, ``ffn`` or ``block``.
+        alignment: cosine between the update u and the negative full gradient u + J^T x.
+        target_ratio: size of the target term J^T x over the size of u: what holding the target constant leaves out.
+        target_stream_cosine: cosine between the target term and the stream; 0 behind an input norm without epsilon.
+        stream_cosine: cosine between u and the stream x; positive where the depth-wise loss is negative.
+        step_ratio: size of u over the size of x, before the shortcut scale.
+    """
+
+    sublayer: int
+    block: int
+    kind: str
+    alignment: float
+    target_ratio: float
+    target_stream_cosine: float
+    stream_cosine: float
+    step_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthwiseAlignment:
+    """All sub-layers of one model whose branch is visible.
+
+    Attributes:
+        family: of the model.
+        n_tokens: positions measured.
+        sublayers: in forward order.
+    """
+
+    family: str
+    n_tokens: int
+    sublayers: tuple[SublayerAlignment, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tidy rows, one per sub-layer and metric."""
+        import pandas as pd
+
+        wide = pd.DataFrame([{name: getattr(row, name) for name in SublayerAlignment.__slots__} for row in self.sublayers])
+        tidy = wide.melt(id_vars=["sublayer", "block", "kind"], var_name="metric", value_name="value")
+        tidy["unit"] = "dimensionless"
+        tidy.insert(0, "family", self.family)
+        return tidy.sort_values(["sublayer", "metric"], ignore_index=True)
+
+
+def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> DepthwiseAlignment:
+    """Compare every sub-layer's update with its own depth-wise gradient, in one forward pass.
+
+    Args:
+        model: measured in evaluation mode; left as it was found, without hooks or gradients.
+        layout: where its residual stream and branches are visible.
+        ids_BT: token ids, shape (B, T).
+
+    Returns:
+        One entry per sub-layer with a visible branch.
+
+    Raises:
+        UnsupportedModelError: if no branch is visible, or a branch does not depend on the stream that the layout names.
+    """
+    model = unwrapped(model)
+    visible = [(i, s) for i, s in enumerate(layout.sublayers) if s.branch is not None]
+    if not visible:
+        raise UnsupportedModelError(
+            f"the branches of family '{layout.family}' are not visible; their updates cannot be compared"
+        )
+    rows = []
+    with preserved(model), eager(), torch.enable_grad():
+        streams, branches = _forward(model, layout, ids_BT)
+        for index, sublayer in visible:
+            x_BTD = streams[sublayer.boundary_in]
+            u_BTD = branches[index].reshape(x_BTD.shape)  # some families flatten positions in their FFN
+            target_BTD = _target_term(x_BTD, u_BTD, f"block {sublayer.block} {sublayer.kind.value}")
+            numbers = _compare(x_BTD.detach(), u_BTD.detach(), target_BTD)
+            rows.append(SublayerAlignment(sublayer=index, block=sublayer.block, kind=sublayer.kind.value, **numbers))
+    return DepthwiseAlignment(family=layout.family, n_tokens=ids_BT.numel(), sublayers=tuple(rows))
+
+
+def _target_term(x_BTD: Tensor, u_BTD: Tensor, place: str) -> Tensor:
+    """J_u(x)^T x: the part of the full gradient that the held target leaves out."""
+    (term,) = torch.autograd.grad(u_BTD, x_BTD, x_BTD.detach().to(u_BTD.dtype), retain_graph=True, allow_unused=True)
+    if term is None:
+        raise UnsupportedModelError(f"{place}: the branch does not depend on the stream that the layout names for it")
+    return term
+
+
+def _compare(x_BTD: Tensor, u_BTD: Tensor, target_BTD: Tensor) -> dict[str, float]:
+    x, u, target = (t.double() for t in (x_BTD, u_BTD, target_BTD))
+    size_u, size_x = u.norm(dim=-1), x.norm(dim=-1)
+    return {
+        "alignment": _cosine(u, u + target),
+        "target_ratio": float((target.norm(dim=-1) / size_u).mean()),
+        "target_stream_cosine": _cosine(target, x),
+        "stream_cosine": _cosine(u, x),
+        "step_ratio": float((size_u / size_x).mean()),
+    }
+
+
+def _cosine(a_BTD: Tensor, b_BTD: Tensor) -> float:
+    return float(((a_BTD * b_BTD).sum(-1) / (a_BTD.norm(dim=-1) * b_BTD.norm(dim=-1))).mean())
+
+
+def _forward(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Streams by boundary and branches by sub-layer, with their graph."""
+    streams: dict[int, Tensor] = {}
+    branches: dict[int, Tensor] = {}
+    with _reading(model) as read:
+        for i, boundary in enumerate(layout.boundaries):
+            read(boundary.tap, partial(_keep, streams, i))
+        for j, sublayer in enumerate(layout.sublayers):
+            if sublayer.branch is not None:
+                read(sublayer.branch, partial(_keep, branches, j))
+        layout.head.backbone(ids_BT)
+    return streams, branches
+
+
+def _keep(kept: dict[int, Tensor], index: int, tensor: Tensor) -> None:
+    """The tensor itself, made part of the graph where every parameter below it is frozen."""
+    kept[index] = tensor if tensor.requires_grad else tensor.requires_grad_()
+
+
+@contextmanager
+def _reading(model: nn.Module) -> Iterator[Callable[[Tap, Callable[[Tensor], object]], None]]:
+    """Attach hooks, and remove every one at the end, whatever happens.
+
+    Yields:
+        A function that sends a tap's tensor somewhere.
+    """
+    with ExitStack() as stack:
+
+        def read(tap: Tap, send: Callable[[Tensor], object]) -> None:
+            stack.callback(_hook(model.get_submodule(tap.module), tap.side, send).remove)
+
+        yield read
+
+
+def _hook(module: nn.Module, side: Side, send: Callable[[Tensor], object]) -> RemovableHandle:
+    def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        send(input_of(args, kwargs))
+
+    def after(_: nn.Module, __: object, output: object) -> None:
+        send(stream_of(output))
+
+    if side is Side.INPUT:
+        return module.register_forward_pre_hook(before, with_kwargs=True)
+    return module.register_forward_hook(after)

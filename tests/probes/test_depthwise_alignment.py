@@ -1,0 +1,111 @@
+"""The alignment of updates with their own depth-wise gradient, on own models and on families."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from keel_theory.schemes import SCHEMES
+from keel_theory.test_time_training import depthwise_step
+from probes.config import ModelConfig
+from probes.depthwise_alignment import measure_depthwise_alignment
+from probes.errors import UnsupportedModelError
+from probes.families import describe_model
+from probes.model import Transformer
+from tests.probes._tiny import tiny_ids, tiny_model
+
+
+def _own(scheme: str, **values: object) -> Transformer:
+    return Transformer(
+        ModelConfig(
+            scheme=scheme, n_blocks=2, width=16, ffn_width=24, compute_dtype="float64", init_std=0.3, vocab_size=64, **values
+        )
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_agrees_with_differences_of_the_loss(scheme: str) -> None:
+    """The last FFN of each scheme at one position, against the NumPy twin, which sees the loss alone."""
+    model = _own(scheme)
+    result = measure_depthwise_alignment(model, describe_model(model), tiny_ids(1, 1))
+    sublayer = list(model.sublayers())[-1]
+    with torch.no_grad():
+        stream = model.embedding(tiny_ids(1, 1))
+        for earlier in list(model.sublayers())[:-1]:
+            stream = earlier(stream)
+        gate = None if sublayer.gate is None else sublayer.gate
+        step = depthwise_step(
+            stream[0, 0].numpy(),
+            lambda x: sublayer.branch(
+                torch.from_numpy(x)[None, None], None, None if gate is None else gate(torch.from_numpy(x)[None, None])
+            )[0, 0].numpy(),
+            np.eye(16),
+        )
+    assert result.sublayers[-1].alignment == pytest.approx(step.alignment, abs=1e-7)
+    assert result.sublayers[-1].target_ratio == pytest.approx(step.target_ratio, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "bert", "opt-post-norm"])
+def test_every_visible_branch_is_measured(family: str) -> None:
+    model = tiny_model(family)
+    result = measure_depthwise_alignment(model, describe_model(model), tiny_ids())
+    assert [row.kind for row in result.sublayers] == ["attention", "ffn"] * 3
+    assert all(-1 <= row.alignment <= 1 and row.target_ratio > 0 for row in result.sublayers)
+    frame = result.to_frame()
+    assert len(frame) == 5 * 6
+    assert frame["value"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "orthogonal"), [("pre_ln", True), ("keel", True), ("post_ln", False), ("branch_norm", False)]
+)
+def test_an_inner_norm_makes_the_target_term_orthogonal_to_the_stream(scheme: str, orthogonal: bool) -> None:
+    model = _own(scheme, norm_eps=1e-14)
+    rows = measure_depthwise_alignment(model, describe_model(model), tiny_ids()).sublayers
+    sizes = np.array([abs(row.target_stream_cosine) for row in rows])
+    assert (sizes < 1e-9).all() == orthogonal
+    assert orthogonal or sizes.max() > 1e-2
+
+
+def test_frozen_models_are_measured_too() -> None:
+    model = _own("keel")
+    free = measure_depthwise_alignment(model, describe_model(model), tiny_ids())
+    model.requires_grad_(False)
+    assert measure_depthwise_alignment(model, describe_model(model), tiny_ids()) == free
+
+
+def test_model_is_left_as_it_was() -> None:
+    model = _own("post_ln").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    measure_depthwise_alignment(model, describe_model(model), tiny_ids())
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_hooks_are_gone_after_an_exception() -> None:
+    model = _own("keel")
+    with pytest.raises(IndexError, match="out of range"):
+        measure_depthwise_alignment(model, describe_model(model), torch.tensor([[10**6]]))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_hidden_branches_are_refused() -> None:
+    model = _own("keel")
+    layout = describe_model(model)
+    hidden = dataclasses.replace(layout, sublayers=tuple(dataclasses.replace(s, branch=None) for s in layout.sublayers))
+    with pytest.raises(UnsupportedModelError, match="not visible"):
+        measure_depthwise_alignment(model, hidden, tiny_ids())
+
+
+def test_a_wrong_boundary_is_refused() -> None:
+    model = _own("keel")
+    layout = describe_model(model)
+    last = len(layout.boundaries) - 1
+    wrong = dataclasses.replace(layout, sublayers=(dataclasses.replace(layout.sublayers[0], boundary_in=last),))
+    with pytest.raises(UnsupportedModelError, match="block 0 attention: the branch does not depend on the stream"):
+        measure_depthwise_alignment(model, wrong, tiny_ids())
