@@ -77,7 +77,7 @@ def _by_autograd(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: i
         vocabulary = head.logits(hidden_ND[:1]).shape[-1]
     chunk = max(1, tile_bytes // (4 * vocabulary * 4))  # logits, their log-softmax and both gradients, in float32
     losses, gradients = [], []
-    for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
+    for hidden, targets in zip(torch.split(hidden_ND, chunk), torch.split(targets_N, chunk), strict=True):
         leaf = hidden.detach().requires_grad_()
         logits = _at_least_float32(head.logits(leaf))
         loss = F.cross_entropy(logits, targets, reduction="sum") / len(targets_N)
@@ -123,9 +123,8 @@ class _LinearHead:
             del logits, delta_NV
         norms = self._parameter_norms(weight_norms, bias_norms)
         loss = (log_partition_N - target_logit_N).mean()
-        return HeadGradient(
-            loss, hidden_ND.to(self.hidden_ND.dtype), norms, torch.cat(rows) if shared_rows is not None else None
-        )
+        shared = torch.cat(rows) if shared_rows is not None and rows else None
+        return HeadGradient(loss, hidden_ND.to(self.hidden_ND.dtype), norms, shared)
 
     def _logits(self, start: int, stop: int) -> Tensor:
         bias = None if self.bias_V is None else self.bias_V[start:stop]
@@ -140,7 +139,7 @@ class _LinearHead:
         target = torch.zeros_like(partition)
         for start, stop in self.tiles:
             logits = self._logits(start, stop) if only_tile is None else only_tile
-            groups = logits.split(max(1, _BLOCK_BYTES // (logits.shape[1] * logits.element_size())))
+            groups = torch.split(logits, max(1, _BLOCK_BYTES // (logits.shape[1] * logits.element_size())))
             partition = torch.logaddexp(partition, torch.cat([group.logsumexp(dim=1) for group in groups]))
             here = self._targets_in(start, stop)
             target[here] = logits[here, self.targets_N[here] - start]

@@ -69,10 +69,15 @@ def l2_norm(tensor: Tensor) -> Tensor:
     if flat.dtype == torch.float64:
         return _scaled(flat)
     if not flat.is_cpu:
-        return torch.linalg.vector_norm(flat, dtype=torch.float64)  # no transfer to the host here
+        return _wide(flat)  # no transfer to the host here
     norm = _by_rows(flat)
     in_range = _SAFE_LOW < norm.item() < _SAFE_HIGH  # false for NaN as well
-    return norm if in_range else torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return norm if in_range else _wide(flat)
+
+
+def _wide(flat: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return norm
 
 
 def _by_rows(flat: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ def _scaled(flat: Tensor) -> Tensor:
     largest = flat.abs().amax()
     scalable = (largest > 0) & torch.isfinite(largest)
     scale = torch.where(scalable, largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(flat / scale) * scale
+    return _wide(flat / scale) * scale
 
 
 def combine_norms(norms: Iterable[float]) -> float:

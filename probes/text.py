@@ -82,7 +82,9 @@ def _read_file(path: Path) -> bytes:
         raise TextError(f"cannot read the text {path}: {error.strerror}") from error
 
 
-def causal_batches(ids: Sequence[int], *, n_tokens: int, seq_len: int, batch_size: int = 1, prefix: int | None = None) -> list[TokenBatch]:
+def causal_batches(
+    ids: Sequence[int], *, n_tokens: int, seq_len: int, batch_size: int = 1, prefix: int | None = None
+) -> list[TokenBatch]:
     """Consecutive chunks of a text for next-token prediction.
 
     Args:

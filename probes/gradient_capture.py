@@ -1,0 +1,265 @@
+r"""One forward and one backward pass of a model, with everything the gradient-norm probe wants read on the way.
+
+Every number is taken when its tensor passes by and the tensor is let go: a parameter's gradient is released as soon as its
+norm is known, so that all gradients never exist together.
+
+The **shortcut-only** gradient is the product of the shortcut Jacobians alone, every branch held constant: the quantity that
+the paper's argument (Eqs. 13-19) multiplies over depth. It starts at the last sub-layer's output with the full gradient and
+is carried down while the backward pass goes by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from probes.head_loss import HeadGradient, head_gradient
+from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
+from probes.memory import release_free_memory
+from probes.norms import l2_norm
+from probes.taps import input_of, stream_of
+from probes.text import IGNORED, TokenBatch
+
+__all__ = ["Capture", "capture"]
+
+
+@dataclass(slots=True)
+class Capture:
+    """What one pass has read: scalars on the model's device; an index that is missing was never reached.
+
+    Attributes:
+        loss: nats per token.
+        stream_grad: boundary index -> norm of the loss gradient.
+        shortcut_grad: boundary index -> norm of the shortcut-only gradient.
+        stream_rms: boundary index -> root mean square of the stream.
+        token_cosine: boundary index -> mean cosine between the stream at different positions of a sequence.
+        branch_rms: sub-layer index -> root mean square of what is added to the shortcut.
+        parameter_grad: parameter -> norm of its gradient.
+        n_stream_entries: number of entries of the stream.
+        idle_experts: parameter name -> which experts (True) received an exactly zero gradient, shape (E,).
+    """
+
+    loss: Tensor = field(default_factory=lambda: torch.tensor(math.nan))
+    stream_grad: dict[int, Tensor] = field(default_factory=dict)
+    shortcut_grad: dict[int, Tensor] = field(default_factory=dict)
+    stream_rms: dict[int, Tensor] = field(default_factory=dict)
+    token_cosine: dict[int, Tensor] = field(default_factory=dict)
+    branch_rms: dict[int, Tensor] = field(default_factory=dict)
+    parameter_grad: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    n_stream_entries: int = 1
+    idle_experts: dict[str, Tensor] = field(default_factory=dict)
+
+
+def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capture:
+    """Run one forward and one backward pass and read everything.
+
+    Args:
+        model: in the mode in which it is to be probed, with no gradients held.
+        layout: where its residual stream is.
+        batch: inputs and targets, shape (B, T).
+
+    Returns:
+        The readings. All hooks are gone and all gradients released, also after an exception.
+    """
+    result = Capture()
+    stream = _StreamReader(layout, result)
+    parameters = _ParameterReader(model, layout, result)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(parameters.reading())
+            with torch.enable_grad():
+                with _tapped(model, stream.taps()):
+                    hidden_BTD = layout.head.backbone(batch.inputs)
+                release_free_memory()  # the peak is here: activations of all blocks, and the head on top
+                result.n_stream_entries = hidden_BTD.numel()
+                head = _head_gradient(layout, hidden_BTD, batch, parameters.shared_rows(batch.inputs))
+                parameters.take_head(head)
+                result.loss = head.loss
+                hidden_BTD.backward(_scatter(head.hidden, hidden_BTD, batch))  # type: ignore[no-untyped-call]
+            parameters.take_rest()
+    finally:
+        for parameter in model.parameters():
+            parameter.grad = None
+        release_free_memory()
+    return result
+
+
+def _head_gradient(layout: ResidualLayout, hidden_BTD: Tensor, batch: TokenBatch, shared_rows: Tensor | None) -> HeadGradient:
+    predicted = (batch.targets != IGNORED).reshape(-1)
+    flat_ND = hidden_BTD.detach().reshape(-1, hidden_BTD.shape[-1])
+    return head_gradient(layout.head, flat_ND[predicted], batch.targets.reshape(-1)[predicted], shared_rows=shared_rows)
+
+
+def _scatter(gradient_ND: Tensor, hidden_BTD: Tensor, batch: TokenBatch) -> Tensor:
+    """The gradient at the predicted positions, zero elsewhere, in the shape of the hidden state."""
+    whole = torch.zeros_like(hidden_BTD).reshape(-1, hidden_BTD.shape[-1])
+    whole[(batch.targets != IGNORED).reshape(-1)] = gradient_ND
+    return whole.view_as(hidden_BTD)
+
+
+@contextmanager
+def _tapped(model: nn.Module, taps: Mapping[Tap, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Call each function with its tensor during the forward pass; every hook is removed at the end, whatever happens."""
+    with ExitStack() as stack:
+        for tap, read in taps.items():
+            handle = _hook(model.get_submodule(tap.module), tap.side, read)
+            stack.callback(handle.remove)
+        yield
+
+
+def _hook(module: nn.Module, side: Side, read: Callable[[Tensor], None]) -> RemovableHandle:
+    def before(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        read(input_of(args, kwargs))
+
+    def after(_: nn.Module, __: object, output: object) -> None:
+        read(stream_of(output))
+
+    if side is Side.INPUT:
+        return module.register_forward_pre_hook(before, with_kwargs=True)
+    return module.register_forward_hook(after)
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    return l2_norm(tensor) / math.sqrt(max(tensor.numel(), 1))
+
+
+def _token_cosine(stream_BTD: Tensor) -> Tensor:
+    r"""Mean cosine between different positions, :math:`(\|\sum_t \hat x_t\|^2 - T) / (T (T - 1))`, averaged over sequences."""
+    x_BTD = stream_BTD.detach() if stream_BTD.dtype == torch.float64 else stream_BTD.detach().float()
+    length_BT = torch.linalg.vector_norm(x_BTD, dim=-1)
+    total_BD = torch.einsum("btd,bt->bd", x_BTD, torch.where(length_BT > 0, 1 / length_BT, 0))
+    n = x_BTD.shape[1]
+    return ((total_BD.double().square().sum(-1) - n) / (n * (n - 1))).mean() if n > 1 else total_BD.new_tensor(math.nan)
+
+
+class _StreamReader:
+    """Reads the stream at every boundary, forward and backward, and carries the shortcut-only gradient down."""
+
+    def __init__(self, layout: ResidualLayout, result: Capture) -> None:
+        self.layout, self.result = layout, result
+        self.sublayers = layout.sublayers
+        self.top = self.sublayers[-1].boundary_out
+        self.below: dict[int, tuple[int, SublayerLayout]] = {s.boundary_in: (i, s) for i, s in enumerate(self.sublayers)}
+        self.held_stream: dict[int, Tensor] = {}
+        self.held_branch: dict[int, Tensor] = {}
+        self.shortcut: Tensor | None = None
+
+    def taps(self) -> dict[Tap, Callable[[Tensor], None]]:
+        readers: dict[Tap, list[Callable[[Tensor], None]]] = {}
+        for i, boundary in enumerate(self.layout.boundaries):
+            readers.setdefault(boundary.tap, []).append(partial(self._read_stream, i))
+        for j, sublayer in enumerate(self.sublayers):
+            if sublayer.branch is not None:
+                readers.setdefault(sublayer.branch, []).append(partial(self._read_branch, j))
+        return {tap: partial(_call_all, functions) for tap, functions in readers.items()}
+
+    def _read_stream(self, index: int, stream_BTD: Tensor) -> None:
+        self.result.stream_rms[index] = _rms(stream_BTD)
+        self.result.token_cosine[index] = _token_cosine(stream_BTD)
+        if index in self.below and self.below[index][1].combine is not None:
+            self.held_stream[index] = stream_BTD.detach()
+        if not stream_BTD.requires_grad:
+            if index > 0:
+                return
+            stream_BTD.requires_grad_()  # every parameter below is frozen
+        stream_BTD.register_hook(partial(self._read_gradient, index))  # type: ignore[no-untyped-call]
+
+    def _read_branch(self, index: int, branch_BTD: Tensor) -> None:
+        self.result.branch_rms[index] = _rms(branch_BTD)
+        if self.sublayers[index].combine is not None:
+            self.held_branch[index] = branch_BTD.detach()
+
+    def _read_gradient(self, index: int, gradient_BTD: Tensor) -> None:
+        self.result.stream_grad[index] = l2_norm(gradient_BTD)
+        if index == self.top:
+            self.shortcut = gradient_BTD
+            self.result.shortcut_grad[index] = self.result.stream_grad[index]
+        elif index < self.top and self.shortcut is not None:
+            self._descend(index)
+
+    def _descend(self, index: int) -> None:
+        """Through one sub-layer's shortcut, from the boundary above to this one."""
+        j, sublayer = self.below[index]
+        above = self.result.shortcut_grad.get(sublayer.boundary_out)
+        if sublayer.combine is None:
+            if above is not None:
+                self.result.shortcut_grad[index] = above
+            return
+        stream, branch = self.held_stream.pop(index, None), self.held_branch.pop(j, None)
+        if stream is None or branch is None or self.shortcut is None:
+            self.shortcut = None
+            return
+        with torch.enable_grad():
+            leaf = stream.requires_grad_()
+            (self.shortcut,) = torch.autograd.grad(sublayer.combine(leaf, branch), leaf, self.shortcut)
+        self.result.shortcut_grad[index] = l2_norm(self.shortcut)
+
+
+def _call_all(functions: list[Callable[[Tensor], None]], tensor: Tensor) -> None:
+    for function in functions:
+        function(tensor)
+
+
+class _ParameterReader:
+    """Takes the norm of each parameter's gradient when it is complete, and releases the gradient."""
+
+    def __init__(self, model: nn.Module, layout: ResidualLayout, result: Capture) -> None:
+        self.model, self.layout, self.result = model, layout, result
+        names = dict(model.named_parameters(remove_duplicate=False))
+        self.experts = {names[name]: name for s in layout.sublayers for name in s.expert_parameters if name in names}
+        self.head_parameters = {p for name in layout.head.modules for p in model.get_submodule(name).parameters()}
+        self.head: HeadGradient | None = None
+        self.rows: Tensor | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for parameter in self.model.parameters():
+                if parameter.requires_grad and not self._waits(parameter):
+                    handle = parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+                    stack.callback(handle.remove)
+            yield
+
+    def _waits(self, parameter: nn.Parameter) -> bool:
+        """Whether its gradient comes in several pieces (a head that runs chunk by chunk) and is read at the end."""
+        return self.layout.head.linear is None and parameter in self.head_parameters
+
+    def shared_rows(self, inputs_BT: Tensor) -> Tensor | None:
+        """Rows of the head's weight to which the embedding's lookups add a gradient: those of the input ids, if tied."""
+        linear = self.layout.head.linear
+        weight = None if linear is None else linear.weight
+        embeddings = (p for name in self.layout.embedding_modules for p in self.model.get_submodule(name).parameters())
+        self.rows = torch.unique(inputs_BT) if any(parameter is weight for parameter in embeddings) else None
+        return self.rows
+
+    def take_head(self, head: HeadGradient) -> None:
+        self.head = head
+        self.result.parameter_grad.update(head.norms)
+
+    @torch.no_grad()
+    def _take(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        earlier = self.result.parameter_grad.get(parameter)  # the head's share of a tied weight
+        if earlier is not None and self.head is not None and self.head.rows is not None and self.rows is not None:
+            gradient[self.rows] += self.head.rows
+        norm = l2_norm(gradient)
+        self.result.parameter_grad[parameter] = norm if earlier is None else torch.hypot(norm, earlier)
+        if parameter in self.experts:
+            self.result.idle_experts[self.experts[parameter]] = (gradient == 0).flatten(1).all(dim=1)
+        parameter.grad = None
+
+    def take_rest(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                self._take(parameter)

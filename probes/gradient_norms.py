@@ -1,0 +1,247 @@
+r"""Gradient norms of a Transformer over depth, from one forward and one backward pass per batch.
+
+Measured at every boundary of the residual stream: the norm of the loss gradient, full and shortcut-only, the stream's root
+mean square and how alike the tokens are. Measured for every sub-layer: the gradient norm of its parameters, absolute and
+relative to the weights, and how much its branch adds to the stream.
+
+The loss is the mean over the predicted tokens of a batch, in nats per token; all gradients are of that mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probes.families import describe_model, effective_gain
+from probes.gradient_capture import Capture, capture
+from probes.gradient_result import (
+    BoundaryReading,
+    Estimate,
+    GradientNorms,
+    ParameterReading,
+    PartReading,
+    SublayerReading,
+    estimate,
+)
+from probes.layout import NormSite, ResidualLayout, SublayerLayout
+from probes.norms import combine_norms, l2_norm
+from probes.preserve import eager, preserved, unwrapped
+from probes.text import IGNORED, TokenBatch
+
+__all__ = ["measure_gradient_norms"]
+
+
+def measure_gradient_norms(
+    model: nn.Module,
+    batches: Iterable[TokenBatch | Tensor],
+    *,
+    layout: ResidualLayout | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> GradientNorms:
+    """Gradient norms of every block and sub-layer.
+
+    Dropout is off while measuring. The model, its gradients, buffers, modes and the random state are as before afterwards,
+    and all hooks are gone, also after an exception. A model behind ``torch.compile`` is measured by its eager code.
+
+    Args:
+        model: a causal or masked language model: of this toolkit, of a family that ``probes.families`` describes, or any
+            other for which a layout is given.
+        batches: inputs and targets of shape (B, T); a bare tensor of token ids is read as next-token prediction.
+        layout: where the residual stream is; found by the model's family when None.
+        on_batch: called with the number of batches done, for progress.
+
+    Returns:
+        A frozen result with means over the batches and their standard errors; NaN, infinities, exact zeros, underflow and
+        missing gradients are statuses of it, never errors.
+
+    Raises:
+        ValueError: if there is no batch, or a batch predicts nothing.
+        UnsupportedModelError: if the residual stream cannot be found.
+
+    Status: exact (one forward and one backward pass of the loss), norms accumulated in float64.
+
+    Example:
+        >>> import torch
+        >>> from probes.config import tiny
+        >>> from probes.model import Transformer
+        >>> result = measure_gradient_norms(Transformer(tiny()), [torch.arange(12).view(2, 6)])
+        >>> result.boundaries[0].name, result.boundaries[0].stream_grad.status.value
+        ('embedding', 'ok')
+    """
+    model = unwrapped(model)
+    layout = layout if layout is not None else _find_layout(model)
+    device = next(model.parameters()).device
+    captures: list[Capture] = []
+    n_tokens, shape = 0, (0, 0)
+    with eager(), preserved(model):
+        for batch in map(_as_batch, batches):
+            if batch.n_predictions == 0:
+                raise ValueError(f"batch {len(captures)} predicts no token: all its targets are {IGNORED}")
+            captures.append(_on_host(capture(model, layout, batch.to(device))))
+            n_tokens += batch.inputs.numel()
+            shape = max(shape, (batch.inputs.shape[0], batch.inputs.shape[1]))
+            if on_batch is not None:
+                on_batch(len(captures))
+    if not captures:
+        raise ValueError("no batch to measure on")
+    return _Summary(model, layout, captures).result(n_tokens, shape)
+
+
+def _find_layout(model: nn.Module) -> ResidualLayout:
+    from probes.model import Transformer, residual_layout
+
+    if isinstance(model, Transformer):
+        return residual_layout(model)
+    return describe_model(model)
+
+
+def _as_batch(batch: TokenBatch | Tensor) -> TokenBatch:
+    if isinstance(batch, TokenBatch):
+        return batch
+    targets = torch.full_like(batch, IGNORED)
+    targets[:, :-1] = batch[:, 1:]
+    return TokenBatch(batch, targets)
+
+
+def _on_host(result: Capture) -> Capture:
+    """All scalars moved to the host in one transfer."""
+    groups: list[dict[Any, Tensor]] = [
+        result.stream_grad,
+        result.shortcut_grad,
+        result.stream_rms,
+        result.token_cosine,
+        result.branch_rms,
+        result.parameter_grad,
+    ]
+    flat = [value.double() for group in groups for value in group.values()]
+    moved = iter(torch.stack([result.loss.double(), *flat]).cpu().unbind())
+    result.loss = next(moved)
+    for group in groups:
+        for key in group:
+            group[key] = next(moved)
+    return result
+
+
+class _Summary:
+    """Means over batches, by boundary, sub-layer and part of the model."""
+
+    def __init__(self, model: nn.Module, layout: ResidualLayout, captures: Sequence[Capture]) -> None:
+        self.model, self.layout, self.captures = model, layout, captures
+        self.names: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.names.setdefault(parameter, []).append(name)
+        self.claimed: set[nn.Parameter] = set()
+        self.dtype = next(model.parameters()).dtype
+
+    def result(self, n_tokens: int, shape: tuple[int, int]) -> GradientNorms:
+        layout = self.layout
+        embedding = self._part("embedding", layout.embedding_modules)
+        sublayers = tuple(self._sublayer(i, sublayer) for i, sublayer in enumerate(layout.sublayers))
+        final_norm = self._part("final norm", () if layout.final_norm is None else (layout.final_norm.module,))
+        head = self._part("head", layout.head.modules)
+        rest = self._part("other", ("",))
+        return GradientNorms(
+            family=layout.family,
+            objective=layout.objective.value,
+            n_blocks=layout.n_blocks,
+            n_parameters=sum(parameter.numel() for parameter in self.names),
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(next(self.model.parameters()).device),
+            loss=self._estimate([float(c.loss) for c in self.captures]),
+            n_batches=len(self.captures),
+            n_tokens=n_tokens,
+            batch_shape=shape,
+            boundaries=tuple(self._boundary(i) for i in range(len(layout.boundaries))),
+            sublayers=sublayers,
+            parts=tuple(part for part in (embedding, final_norm, head, rest) if part.parameters),
+            idle_experts=self._idle_experts(),
+        )
+
+    def _boundary(self, index: int) -> BoundaryReading:
+        boundary = self.layout.boundaries[index]
+
+        def mean(values: Callable[[Capture], dict[int, Tensor]]) -> Estimate:
+            return self._mean([values(c).get(index) for c in self.captures], self.captures[0].n_stream_entries)
+
+        return BoundaryReading(
+            index=index,
+            name=boundary.name,
+            block=boundary.block,
+            stream_grad=mean(lambda c: c.stream_grad),
+            shortcut_grad=mean(lambda c: c.shortcut_grad),
+            stream_rms=mean(lambda c: c.stream_rms),
+            token_cosine=mean(lambda c: c.token_cosine),
+        )
+
+    def _sublayer(self, index: int, sublayer: SublayerLayout) -> SublayerReading:
+        def ratio(c: Capture) -> Tensor | None:
+            branch, stream = c.branch_rms.get(index), c.stream_rms.get(sublayer.boundary_in)
+            return None if branch is None or stream is None else branch / stream
+
+        part = self._part(f"block {sublayer.block} {sublayer.kind.value}", sublayer.modules)
+        return SublayerReading(
+            index=index,
+            block=sublayer.block,
+            kind=sublayer.kind.value,
+            boundary_in=sublayer.boundary_in,
+            boundary_out=sublayer.boundary_out,
+            part=part,
+            branch_rms=self._mean([c.branch_rms.get(index) for c in self.captures]),
+            branch_ratio=self._mean([ratio(c) for c in self.captures]),
+            norm_gains={site.module: self._gain(site) for site in sublayer.norms},
+        )
+
+    def _gain(self, site: NormSite) -> float:
+        return float(effective_gain(self.model, site).detach().abs().amax())
+
+    def _part(self, name: str, modules: Sequence[str]) -> PartReading:
+        """Parameters owned by these modules that no earlier part owns: a tied weight counts once."""
+        parameters = []
+        for module in modules:
+            for parameter in self.model.get_submodule(module).parameters():
+                if parameter not in self.claimed:
+                    self.claimed.add(parameter)
+                    parameters.append(self._parameter(parameter))
+        norms = [[p.per_batch[i] for p in parameters] for i in range(len(self.captures))]
+        grads = [
+            combine_norms(n for n in batch if n is not None) if any(n is not None for n in batch) else None for batch in norms
+        ]
+        weight = combine_norms(p.weight_norm for p in parameters)
+        return PartReading(
+            name=name,
+            parameters=tuple(parameters),
+            grad_norm=self._estimate(grads, sum(p.n_entries for p in parameters)),
+            weight_norm=weight,
+            grad_to_weight=self._estimate([None if g is None or weight == 0 else g / weight for g in grads]),
+        )
+
+    def _parameter(self, parameter: nn.Parameter) -> ParameterReading:
+        found = [c.parameter_grad.get(parameter) for c in self.captures]
+        values = [None if value is None else float(value) for value in found]
+        names = self.names[parameter]
+        return ParameterReading(
+            name=names[0],
+            also_named=tuple(names[1:]),
+            n_entries=parameter.numel(),
+            weight_norm=float(l2_norm(parameter)),
+            grad_norm=self._estimate(values, parameter.numel()),
+            per_batch=tuple(values),
+        )
+
+    def _idle_experts(self) -> dict[str, tuple[int, ...]]:
+        """Experts that were sent no token in any batch, by the parameter that holds them."""
+        idle = {}
+        for name in {name for c in self.captures for name in c.idle_experts}:
+            always = torch.stack([c.idle_experts[name] for c in self.captures if name in c.idle_experts]).all(dim=0)
+            if always.any():
+                idle[name] = tuple(always.nonzero().squeeze(1).tolist())
+        return dict(sorted(idle.items()))
+
+    def _mean(self, values: Sequence[Tensor | None], n_entries: int = 1) -> Estimate:
+        return self._estimate([None if value is None else float(value) for value in values], n_entries)
+
+    def _estimate(self, values: Sequence[float | None], n_entries: int = 1) -> Estimate:
+        return estimate(values, n_entries, self.dtype)
