@@ -144,7 +144,7 @@ class Normalisation:
             Shape (..., D).
         """
         if self.weight is not None:
-            return np.linalg.svd(self.jacobian(x), compute_uv=False)
+            return np.asarray(np.linalg.svd(self.jacobian(x), compute_uv=False), dtype=np.float64)
         _, scale = self._parts(x)
         relative = np.ones_like(x, dtype=np.float64)
         radial = x.shape[-1] - self._mean_directions - 1
