@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -156,7 +155,7 @@ class ModelConfig:
 
     def specs(self) -> tuple[ResidualSpec, ...]:
         """One spec per unrolled sub-layer, first to last."""
-        return _specs(self.scheme, _pairs(self.scheme_parameters), self.norm, self.n_sublayers)
+        return self.residual_scheme.specs(self.n_sublayers)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
@@ -177,11 +176,6 @@ class ModelConfig:
         return cls(**values)
 
 
-@lru_cache(maxsize=64)
-def _specs(scheme: str, parameters: _SchemeParameters, norm: str, n_sublayers: int) -> tuple[ResidualSpec, ...]:
-    return get_scheme(scheme).with_parameters(**dict(parameters)).with_norm(NormKind(norm)).specs(n_sublayers)
-
-
 def _pairs(parameters: _SchemeParameters) -> tuple[tuple[str, ParameterValue], ...]:
     """Parameters as sorted pairs, whichever way they were given."""
     return tuple(sorted(dict(parameters).items()))
@@ -200,6 +194,9 @@ def _check_types(config: ModelConfig) -> None:
     for name in _FLAGS:
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{name} must be true or false, got {getattr(config, name)!r}")
+    for name, value in dict(config.scheme_parameters).items():
+        if not isinstance(value, (int, float, str)):
+            raise ConfigError(f"scheme_parameters: '{name}' must be a number or a text, got {value!r}")
     for name, choices in _CHOICES.items():
         if getattr(config, name) not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")

@@ -15,7 +15,8 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +25,12 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from probes.config import ModelConfig
 from probes.model import Transformer
-from probes.saving import FORMAT_VERSION
+from probes.saving import FORMAT_VERSION, parse_config
 
 __all__ = ["KeelDynamicsConfig", "KeelDynamicsForCausalLM"]
 
 
-class KeelDynamicsConfig(PreTrainedConfig):
+class KeelDynamicsConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # of transformers' __init_subclass__
     """``config.json`` as :mod:`probes.saving` writes it; ``model`` holds the fields of a :class:`ModelConfig`."""
 
     model_type = ModelConfig.model_type
@@ -39,22 +40,23 @@ class KeelDynamicsConfig(PreTrainedConfig):
 
     def model_config(self) -> ModelConfig:
         """The toolkit's configuration; without ``model``, the default one."""
-        return ModelConfig() if self.model is None else ModelConfig.from_dict(self.model)
+        if self.model is None:
+            return ModelConfig()
+        return parse_config({name: getattr(self, name) for name in ("model_type", "format_version", "model")}, "config.json")
 
 
-class KeelDynamicsForCausalLM(PreTrainedModel):
+class KeelDynamicsForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]  # of transformers' __init_subclass__
     """A :class:`Transformer` that ``transformers`` can load, save and train."""
 
     config_class = KeelDynamicsConfig
     base_model_prefix = "transformer"
-    _tied_weights_keys: ClassVar[dict[str, str]] = {}
 
     def __init__(self, config: KeelDynamicsConfig) -> None:
         super().__init__(config)
         self.transformer = Transformer(config.model_config())
-        self._tied_weights_keys = _aliases(self)
-        self.config.tie_word_embeddings = bool(self._tied_weights_keys)
-        self.post_init()
+        self._tied_weights_keys = self._aliases = _aliases(self)
+        self.config.tie_word_embeddings = bool(self._aliases)  # transformers reads the keys only then
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> CausalLMOutput:
         """Logits, and the mean next-token loss where labels are given.
@@ -69,12 +71,13 @@ class KeelDynamicsForCausalLM(PreTrainedModel):
             loss = nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits_BTV)
 
-    def save_pretrained(self, save_directory: str, state_dict: dict[str, Tensor] | None = None, **kwargs: Any) -> None:
+    def save_pretrained(  # type: ignore[override]  # the options between these two are keywords here
+        self, save_directory: str | PathLike[Any], *, state_dict: dict[str, Tensor] | None = None, **kwargs: Any
+    ) -> None:
         """Write a folder that :func:`probes.saving.load_model` reads too: the weights have the Transformer's own names."""
         prefix = f"{self.base_model_prefix}."
-        aliases = self._tied_weights_keys
         named = self.state_dict() if state_dict is None else state_dict
-        own = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name not in aliases}
+        own = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name not in self._aliases}
         super().save_pretrained(save_directory, state_dict=own, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:  # noqa: D102

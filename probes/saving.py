@@ -23,7 +23,7 @@ from probes.config import ComputeDtype, ConfigError, ModelConfig
 from probes.errors import CheckpointError, OutputError
 from probes.model import Transformer
 
-__all__ = ["FORMAT_VERSION", "load_model", "read_config", "save_model"]
+__all__ = ["FORMAT_VERSION", "load_model", "parse_config", "read_config", "save_model"]
 
 FORMAT_VERSION = 1
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -117,22 +117,30 @@ def read_config(folder: str | Path) -> ModelConfig:
         raise CheckpointError(f"{folder} holds no {_CONFIG}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(stored, dict) or stored.get("model_type") != ModelConfig.model_type:
-        raise CheckpointError(f"{path} does not describe a model of the type {ModelConfig.model_type}")
-    if stored.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {stored.get('format_version')!r}; this version of the toolkit reads {FORMAT_VERSION}"
-        )
-    return _model_config(stored.get("model"), path)
+    return parse_config(stored, str(path))
 
 
-def _model_config(fields: Any, path: Path) -> ModelConfig:
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path} has no model configuration under 'model'")
+def parse_config(stored: Any, where: str) -> ModelConfig:
+    """The configuration in the content of a ``config.json``.
+
+    Args:
+        stored: the parsed JSON.
+        where: how messages call its place.
+
+    Raises:
+        CheckpointError: if it is not of this type and format version, or holds an unknown scheme, field or value.
+    """
+    if not isinstance(stored, Mapping) or stored.get("model_type") != ModelConfig.model_type:
+        raise CheckpointError(f"{where} does not describe a model of the type {ModelConfig.model_type}")
+    version, values = stored.get("format_version"), stored.get("model")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{where} has format version {version!r}; this version of the toolkit reads {FORMAT_VERSION}")
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"{where} has no model configuration under 'model'")
     try:
-        return ModelConfig.from_dict(fields)
-    except (ConfigError, SchemeError, DepthExpressionError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        return ModelConfig.from_dict(values)
+    except (ConfigError, SchemeError, DepthExpressionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _check_origin(metadata: Mapping[str, str], config: ModelConfig, path: Path) -> None:
