@@ -119,6 +119,7 @@ def own_stack(model: Transformer, ids_BT: Tensor, *, seed: int = 0) -> StackGain
     return _gains(tape, stream, _random_like(stream, seed))
 
 
+@torch.enable_grad()
 def full_log_gain(model: Transformer, ids_BT: Tensor, *, seed: int = 0) -> Tensor:
     """Natural log of the gain of a random gradient from the last sub-layer to the embedding's output, branches included.
 
@@ -147,8 +148,9 @@ def _gains(tape: Sequence[tuple[ResidualSublayer, Tensor, Tensor]], last: Tensor
     log_gains: list[Tensor] = []
     for sublayer, stream, branch in reversed(tape):
         unit = gradient / gradient.norm(dim=-1, keepdim=True)
-        leaf = stream.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(sublayer.shortcut(leaf, branch), leaf, unit)
+        with torch.enable_grad():
+            leaf = stream.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(sublayer.shortcut(leaf, branch), leaf, unit)
         log_gains.append(gradient.norm(dim=-1).log().flatten())
     streams = [stream for _, stream, _ in tape]
     return StackGains(
