@@ -42,6 +42,7 @@ class Capture:
         token_cosine: boundary index -> mean cosine between the stream at different positions of a sequence.
         branch_rms: sub-layer index -> root mean square of what is added to the shortcut.
         parameter_grad: parameter -> norm of its gradient.
+        narrowest_stream: dtype of the stream where it is narrowest.
         n_stream_entries: number of entries of the stream.
         idle_experts: parameter name -> which experts (True) received an exactly zero gradient, shape (E,).
     """
@@ -53,6 +54,7 @@ class Capture:
     token_cosine: dict[int, Tensor] = field(default_factory=dict)
     branch_rms: dict[int, Tensor] = field(default_factory=dict)
     parameter_grad: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    narrowest_stream: torch.dtype = torch.float64
     n_stream_entries: int = 1
     idle_experts: dict[str, Tensor] = field(default_factory=dict)
 
@@ -162,6 +164,7 @@ class _StreamReader:
 
     def _read_stream(self, index: int, stream_BTD: Tensor) -> None:
         self.result.stream_rms[index] = _rms(stream_BTD)
+        self.result.narrowest_stream = min(self.result.narrowest_stream, stream_BTD.dtype, key=lambda dtype: dtype.itemsize)
         self.result.token_cosine[index] = _token_cosine(stream_BTD)
         if index in self.below and self.below[index][1].combine is not None:
             self.held_stream[index] = stream_BTD.detach()

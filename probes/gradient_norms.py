@@ -33,6 +33,9 @@ from probes.text import IGNORED, TokenBatch
 
 __all__ = ["measure_gradient_norms"]
 
+_NARROW_STREAM_SCALE = 64.0
+"""Shortcut scale from which a stream of 8 bits loses a third of the coordinates of a typical branch."""
+
 
 def measure_gradient_norms(
     model: nn.Module,
@@ -158,6 +161,7 @@ class _Summary:
             sublayers=sublayers,
             parts=tuple(part for part in (embedding, final_norm, head, rest) if part.parameters),
             idle_experts=self._idle_experts(),
+            warnings=self._warnings(),
         )
 
     def _boundary(self, index: int) -> BoundaryReading:
@@ -239,6 +243,16 @@ class _Summary:
             if always.any():
                 idle[name] = tuple(always.nonzero().squeeze(1).tolist())
         return dict(sorted(idle.items()))
+
+    def _warnings(self) -> tuple[str, ...]:
+        dtype = self.captures[0].narrowest_stream
+        scale = max(sublayer.shortcut_scale for sublayer in self.layout.sublayers)
+        if dtype.itemsize >= torch.float32.itemsize or scale < _NARROW_STREAM_SCALE:
+            return ()
+        return (
+            f"the residual stream is {str(dtype).removeprefix('torch.')} at a shortcut scale of {scale:g}: the branch is about "
+            f"1/{scale:g} of the sum and is rounded away, so these are gradients of another model; use float32",
+        )
 
     def _mean(self, values: Sequence[Tensor | None], n_entries: int = 1) -> Estimate:
         return self._estimate([None if value is None else float(value) for value in values], n_entries)

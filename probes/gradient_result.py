@@ -184,6 +184,7 @@ class GradientNorms:
         sublayers: in forward order.
         parts: parameters outside the blocks: embedding, final norm, head.
         idle_experts: per expert parameter, the experts that were sent no token.
+        warnings: what a reader of the numbers should know, such as a stream too narrow for its shortcut scale.
     """
 
     family: str
@@ -200,6 +201,7 @@ class GradientNorms:
     sublayers: tuple[SublayerReading, ...]
     parts: tuple[PartReading, ...]
     idle_experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def n_sublayers(self) -> int:
@@ -215,8 +217,21 @@ class GradientNorms:
     @cached_property
     def block_grads(self) -> tuple[Estimate, ...]:
         """Gradient norm of each block's parameters: root of the sum of squares over its sub-layers."""
-        per_block = [[p for s in self.sublayers if s.block == b for p in s.part.parameters] for b in range(self.n_blocks)]
-        return tuple(estimate(_joint(parameters), dtype=getattr(torch, self.dtype)) for parameters in per_block)
+        dtype = getattr(torch, self.dtype)
+        return tuple(estimate(_joint(part), sum(p.n_entries for p in part), dtype) for part in self._block_parameters)
+
+    @cached_property
+    def block_grads_to_weights(self) -> tuple[Estimate, ...]:
+        """The same over the norm of the block's weights."""
+        weights = [combine_norms(p.weight_norm for p in part) for part in self._block_parameters]
+        joint = [_joint(part) for part in self._block_parameters]
+        return tuple(
+            estimate([None if g is None or w == 0 else g / w for g in grads]) for w, grads in zip(weights, joint, strict=True)
+        )
+
+    @cached_property
+    def _block_parameters(self) -> list[list[ParameterReading]]:
+        return [[p for s in self.sublayers if s.block == b for p in s.part.parameters] for b in range(self.n_blocks)]
 
     def block_input(self, block: int) -> BoundaryReading:
         """The boundary at which the stream enters a block."""

@@ -93,6 +93,7 @@ class SublayerLayout:
         branch: where the tensor that is added to the shortcut is visible; None where it is not (block level).
         modules: dotted names of the modules that own the sub-layer's parameters, its norms included.
         norms: its normalisations.
+        shortcut_scale: the largest factor on the stream in the sum (Keel's alpha), 1 for a plain residual.
         expert_parameters: dotted names of the parameters whose first dimension is the expert; an expert that was sent no
             token has an exactly zero gradient there.
         combine: (stream, branch) -> stream after the sub-layer, differentiable in the stream with branch and gate held
@@ -106,6 +107,7 @@ class SublayerLayout:
     branch: Tap | None
     modules: tuple[str, ...]
     norms: tuple[NormSite, ...] = ()
+    shortcut_scale: float = 1.0
     expert_parameters: tuple[str, ...] = ()
     combine: Callable[[Tensor, Tensor], Tensor] | None = None
 

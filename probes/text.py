@@ -6,18 +6,33 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from probes.errors import TextError
+from probes.layout import Objective
 
-__all__ = ["IGNORED", "TokenBatch", "causal_batches", "default_text", "masked_batches", "read_text"]
+if TYPE_CHECKING:
+    from probes.checkpoint import Checkpoint
+
+__all__ = [
+    "IGNORED",
+    "TokenBatch",
+    "causal_batches",
+    "checkpoint_batches",
+    "default_text",
+    "masked_batches",
+    "read_text",
+]
 
 IGNORED = -100
 """Target of a position that is not predicted."""
 
 _MASKED_SHARE = 0.15
+_SEQ_LEN = 512
+_CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "context_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +173,70 @@ def _masked(inputs: Tensor, mask_id: int, generator: torch.Generator) -> TokenBa
     order = torch.rand(inputs.shape, generator=generator).argsort(dim=1)
     chosen = torch.zeros_like(inputs, dtype=torch.bool).scatter_(1, order[:, :n_masked], True)
     return TokenBatch(inputs.masked_fill(chosen, mask_id), inputs.masked_fill(~chosen, IGNORED))
+
+
+def checkpoint_batches(
+    checkpoint: Checkpoint,
+    text: str,
+    *,
+    n_tokens: int,
+    seq_len: int | None = None,
+    batch_size: int = 1,
+    seed: int = 0,
+    source: str = "the text",
+) -> list[TokenBatch]:
+    """Batches of a text as a checkpoint was trained to read it: its tokenizer, its start token, its objective.
+
+    Args:
+        checkpoint: the model, its layout and tokenizer.
+        text: any text.
+        n_tokens: how many tokens to use at the most.
+        seq_len: tokens per sequence, start token included; 512, or the model's context where that is shorter, by default.
+        batch_size: sequences per batch.
+        seed: of the masked positions, for masked language models.
+        source: how messages call the text.
+
+    Returns:
+        Batches of shape (B, T), all sequences of the same length where the text has enough tokens: a shorter rest is left out.
+
+    Raises:
+        TextError: if the text is too short, a token is outside the model's vocabulary, or seq_len exceeds the context.
+    """
+    length = _sequence_length(checkpoint, seq_len)
+    tokenizer = checkpoint.tokenizer
+    ids = tokenizer.encode(text)
+    if len(ids) < 2:
+        raise TextError(f"{source} has {len(ids)} token(s); at least two are needed for one prediction")
+    if checkpoint.layout.objective is Objective.MASKED:
+        if tokenizer.mask_token_id is None:
+            raise TextError(f"{checkpoint.source}: a masked language model needs a tokenizer with a mask token")
+        batches = masked_batches(
+            ids, n_tokens=n_tokens, seq_len=length, mask_id=tokenizer.mask_token_id, batch_size=batch_size, seed=seed
+        )
+    else:
+        start = tokenizer.start_token_id
+        batches = causal_batches(ids, n_tokens=n_tokens, seq_len=length, batch_size=batch_size, prefix=start)
+    _check_vocabulary(batches, checkpoint)
+    longest = max(batch.inputs.shape[1] for batch in batches)
+    return [batch for batch in batches if batch.inputs.shape[1] == longest]
+
+
+def _sequence_length(checkpoint: Checkpoint, seq_len: int | None) -> int:
+    config = getattr(checkpoint.model, "config", None)
+    limits = [getattr(config, name, None) for name in _CONTEXT_FIELDS]
+    context = next((limit for limit in limits if isinstance(limit, int)), None)
+    if seq_len is None:
+        return _SEQ_LEN if context is None else min(_SEQ_LEN, context)
+    if context is not None and seq_len > context:
+        raise TextError(f"sequences of {seq_len} tokens are longer than the context of {checkpoint.source}, {context} tokens")
+    return seq_len
+
+
+def _check_vocabulary(batches: list[TokenBatch], checkpoint: Checkpoint) -> None:
+    """A token outside the embedding would otherwise fail deep inside the model."""
+    largest = max(int(batch.inputs.max()) for batch in batches)
+    vocabulary = getattr(getattr(checkpoint.model, "config", None), "vocab_size", None)
+    if isinstance(vocabulary, int) and largest >= vocabulary:
+        raise TextError(
+            f"the tokenizer gives token {largest}, outside the model's vocabulary of {vocabulary}: they do not match"
+        )

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import schemes
+from probes.cli import grad_norm, schemes
 
 __all__ = ["app", "main"]
 
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+grad_norm.register(app)
 schemes.register(app)
 
 
@@ -25,6 +26,7 @@ def keel() -> None:
 
     \b
     Example:
+      keel grad-norm smollm2 -o out
       keel schemes keel --sublayers 48
     """  # noqa: D301 - a real \b keeps the lines of the example apart
 

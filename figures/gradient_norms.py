@@ -1,0 +1,157 @@
+# %%
+"""Gradient norm against depth: the picture behind the paper's Eqs. (13)-(19), measured on a checkpoint.
+
+Above, the norm of the loss gradient with respect to the residual stream at every sub-layer boundary, full and shortcut-only;
+below, the gradient norm of each sub-layer's parameters, attention and FFN marked. Both on a log axis; what has no place
+there (exact zero, NaN, infinity, no gradient) stands at the edge with its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from figures._style import GALLERY, paper_style, save_figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["compute", "draw", "main"]
+
+_COLORS = {"attention": "#0077bb", "ffn": "#ee7733", "block": "#009988", "stream": "#333333", "shortcut": "#cc3311"}
+_MARKERS = {"attention": "o", "ffn": "^", "block": "s"}
+_NAMES = {"attention": "attention", "ffn": "FFN", "block": "whole block"}
+_WORDS = {"zero": "exactly 0", "nan": "NaN", "inf": "infinite", "none": "no gradient"}
+
+
+def compute(checkpoint: str = "smollm2", n_tokens: int = 2048, seq_len: int = 512) -> pd.DataFrame:
+    """Measure a checkpoint on the default text.
+
+    Args:
+        checkpoint: what ``keel grad-norm`` takes.
+        n_tokens: tokens in all.
+        seq_len: tokens per sequence.
+
+    Returns:
+        The tidy frame of ``GradientNorms.to_frame()``.
+    """
+    from probes.checkpoint import load_checkpoint
+    from probes.gradient_norms import measure_gradient_norms
+    from probes.text import checkpoint_batches, default_text
+
+    loaded = load_checkpoint(checkpoint)
+    batches = checkpoint_batches(loaded, default_text(), n_tokens=n_tokens, seq_len=seq_len)
+    return measure_gradient_norms(loaded.model, batches, layout=loaded.layout).to_frame()
+
+
+def draw(frame: pd.DataFrame, title: str | None = None) -> Figure:
+    """Two panels over depth.
+
+    Args:
+        frame: rows of one model, as :func:`compute` returns them.
+        title: what was measured; the model's family and depth by default.
+
+    Returns:
+        The figure.
+    """
+    import matplotlib.pyplot as plt
+
+    with paper_style():
+        figure, (above, below) = plt.subplots(2, 1, figsize=(6.4, 5.2), sharex=True, layout="constrained")
+        _draw_stream(above, frame)
+        _draw_parameters(below, frame)
+        first = frame.iloc[0]
+        figure.suptitle(title or f"{first.family}: {first.n_blocks} blocks / {first.n_sublayers} sub-layers", fontsize="medium")
+        below.set_xlabel("sub-layers passed (0 = embedding output)")
+        below.margins(x=0.02)
+    return figure
+
+
+def _draw_stream(axes: Axes, frame: pd.DataFrame) -> None:
+    boundaries = frame[frame.kind == "boundary"]
+    size = _marker_size(len(boundaries) // 4)
+    full = boundaries[boundaries.metric == "stream_grad_norm"]
+    alone = boundaries[boundaries.metric == "shortcut_grad_norm"]
+    axes.set_yscale("log")
+    _line(axes, alone, "index", color=_COLORS["shortcut"], linestyle="--", label="shortcut only (branches held constant)")
+    _line(axes, full, "index", color=_COLORS["stream"], marker=".", markersize=size, label="full gradient")
+    axes.set_ylabel("stream gradient norm\n(nats/token per unit)")
+    axes.legend(loc="best")
+    _mark_missing(axes, full, "index")
+
+
+def _draw_parameters(axes: Axes, frame: pd.DataFrame) -> None:
+    rows = frame[(frame.metric == "param_grad_norm") & (frame["sublayer"] >= 0)]
+    axes.set_yscale("log")
+    for kind, group in rows.groupby("kind", sort=True):
+        style = {"color": _COLORS[str(kind)], "marker": _MARKERS[str(kind)], "linestyle": "none"}
+        _line(
+            axes,
+            group,
+            "sublayer",
+            markersize=_marker_size(len(rows)),
+            label=_NAMES[str(kind)],
+            offset=1,
+            mew=0,
+            alpha=0.9,
+            **style,
+        )
+    axes.set_ylabel("parameter gradient norm\n(nats/token per unit)")
+    axes.legend(loc="best", ncols=2)
+    _mark_missing(axes, rows, "sublayer", offset=1)
+
+
+def _line(axes: Axes, rows: pd.DataFrame, x: str, *, offset: int = 0, **style: object) -> None:
+    """Points with a place on a log axis; the line breaks where there is none. Whiskers are one standard error."""
+    drawable = rows.status.isin(["ok", "underflow"])
+    value = rows.value.where(drawable)
+    error = rows.standard_error.where(rows.standard_error < rows.value).fillna(0)  # none for a single batch
+    axes.errorbar(rows[x] + offset, value, yerr=error, elinewidth=0.6, **style)  # type: ignore[arg-type]
+
+
+def _mark_missing(axes: Axes, rows: pd.DataFrame, x: str, *, offset: int = 0) -> None:
+    """Crosses at the edge of the axes for what no log axis can show, and in words how many."""
+    for height, statuses in ((0.02, ("zero", "none")), (0.98, ("nan", "inf"))):
+        for status in statuses:
+            places = rows.loc[rows.status == status, x] + offset
+            if places.empty:
+                continue
+            axes.plot(
+                places, [height] * len(places), "x", color="#ee3377", transform=axes.get_xaxis_transform(), clip_on=False, ms=4
+            )
+            align = "bottom" if height < 0.5 else "top"
+            shift = 0.06 if height < 0.5 else -0.06
+            axes.text(
+                0.5,
+                height + shift,
+                f"× {_WORDS[status]}: {len(places)} of {len(rows)}",
+                color="#ee3377",
+                transform=axes.transAxes,
+                ha="center",
+                va=align,
+                fontsize="small",
+            )
+
+
+def _marker_size(n_points: int) -> float:
+    """From 6 points to over 1,000: large enough to see, small enough not to merge."""
+    return max(1.2, min(5.0, 60.0 / max(n_points, 1) ** 0.6))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, draw, and save PNG and SVG into the gallery."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--checkpoint", default="smollm2")
+    parser.add_argument("--folder", type=Path, default=GALLERY)
+    options = parser.parse_args(arguments)
+    figure = draw(compute(options.checkpoint))
+    for suffix in ("png", "svg"):
+        save_figure(figure, options.folder / f"gradient_norms.{suffix}")
+
+
+if __name__ == "__main__":
+    main()

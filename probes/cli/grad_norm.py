@@ -1,0 +1,254 @@
+"""``keel grad-norm``: gradient norms of a checkpoint over depth, in one command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probes.cli._io import output_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.checkpoint import Checkpoint
+    from probes.gradient_result import GradientNorms
+
+__all__ = ["register"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_MOST_ROWS = 48
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("grad-norm")(grad_norm)
+
+
+def grad_norm(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CKPT",
+            help="Folder with safetensors, .safetensors or .gguf file, 'smollm2', a folder saved by keel, or a hub id.",
+            show_default=False,
+        ),
+    ],
+    text: Annotated[
+        str | None, typer.Option(help="Text file, or - for standard input. [default: prose of the standard library]")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per sequence. [default: 512, or the model's context if shorter]")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences per batch; one gradient per batch.")] = 1,
+    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(_DTYPES)}. [default: as stored; float32 for GGUF]")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the masked positions (masked language models).")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for Parquet, JSON, PNG and SVG.", show_default=False)
+    ] = None,
+) -> None:
+    """Gradient norms of every block and sub-layer of a checkpoint, from one forward and one backward pass per batch.
+
+    \b
+    Example:
+      keel grad-norm smollm2 --tokens 2048 -o out
+    """  # noqa: D301 - a real \b keeps the lines of the example apart
+    _check_options(tokens, seq_len, batch_size)
+    from probes.checkpoint import load_checkpoint
+    from probes.text import checkpoint_batches, read_text
+
+    torch_dtype, torch_device = _torch_dtype(dtype), _torch_device(device)
+    content, text_name = read_text(text)
+    with output_folder(output) as folder:
+        loaded = load_checkpoint(checkpoint, dtype=torch_dtype, device=torch_device)
+        batches = checkpoint_batches(
+            loaded, content, n_tokens=tokens, seq_len=seq_len, batch_size=batch_size, seed=seed, source=text_name
+        )
+        from probes.gradient_norms import measure_gradient_norms
+
+        with _progress(len(batches)) as advance:
+            result = measure_gradient_norms(loaded.model, batches, layout=loaded.layout, on_batch=advance)
+        record = _record(result, loaded, text_name, seed)
+        if folder is not None:
+            _write(folder, result, record, loaded)
+    for warning in [*loaded.warnings, *result.warnings]:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
+    if output is not None:
+        print(f"wrote grad_norm.parquet, .json, .png, .svg to {output}", file=sys.stderr)
+
+
+def _check_options(tokens: int, seq_len: int | None, batch_size: int) -> None:
+    for name, value, least in (("--tokens", tokens, 2), ("--seq-len", seq_len, 2), ("--batch-size", batch_size, 1)):
+        if value is not None and value < least:
+            raise typer.BadParameter(f"must be at least {least}, got {value}", param_hint=name)
+
+
+def _torch_dtype(name: str | None) -> torch.dtype | None:
+    import torch
+
+    if name is None:
+        return None
+    if name not in _DTYPES:
+        raise typer.BadParameter(f"unknown dtype '{name}'; known: {', '.join(_DTYPES)}", param_hint="--dtype")
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _torch_device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise typer.BadParameter(
+            f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
+        ) from error
+    return device
+
+
+@contextmanager
+def _progress(n_batches: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("forward + backward"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=n_batches)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _record(result: GradientNorms, loaded: Checkpoint, text_name: str, seed: int) -> dict[str, object]:
+    from probes.provenance import provenance
+
+    return {
+        "checkpoint": str(loaded.source),
+        "tokenizer": loaded.tokenizer.name,
+        "text": text_name,
+        "seed": seed,
+        "warnings": [*loaded.warnings, *result.warnings],
+        **result.to_dict(),
+        "provenance": provenance(),
+    }
+
+
+def _write(folder: Path, result: GradientNorms, record: dict[str, object], loaded: Checkpoint) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from figures._style import save_figure
+    from figures.gradient_norms import draw
+
+    frame = result.to_frame()
+    frame.to_parquet(folder / "grad_norm.parquet", index=False)
+    (folder / "grad_norm.json").write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    figure = draw(frame, _headline(result, loaded))
+    for suffix in ("png", "svg"):
+        save_figure(figure, folder / f"grad_norm.{suffix}")
+
+
+def _headline(result: GradientNorms, loaded: Checkpoint) -> str:
+    source = Path(str(loaded.source)).name
+    depth = f"{result.n_blocks} blocks / {result.n_sublayers} sub-layers"
+    return f"{source} ({result.family}, {depth}, {result.n_parameters / 1e6:,.1f} M parameters)"
+
+
+def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
+    from probes.cli._tables import render
+
+    sequences, length = result.batch_shape
+    lines = [
+        _headline(result, loaded),
+        f"{result.n_tokens} tokens in {result.n_batches} batch(es) of {sequences} x {length}, {text_name}",
+        f"{result.dtype} on {result.device}; loss {result.loss:.4f} ± {result.loss.standard_error:.2g} nats/token",
+        "",
+        render(_COLUMNS, _rows(result), wide=sys.stdout.isatty()),
+        "",
+        *_omitted(result),
+        "stream grad: norm of the loss gradient with respect to the stream that enters the block; shortcut only: the same with",
+        "every branch held constant; param grad: of the block's parameters, and of its attention and FFN sub-layers; attn/stream,",
+        "FFN/stream: RMS of what the sub-layer adds over that of the stream; cosine: mean between positions. Means over batches.",
+        "",
+        *result.verdict(),
+    ]
+    return "\n".join(lines)
+
+
+_COLUMNS = (
+    "place",
+    "stream_grad",
+    "shortcut_only",
+    "param_grad",
+    "attention",
+    "FFN",
+    "grad/weight",
+    "stream_RMS",
+    "attn/stream",
+    "FFN/stream",
+    "cosine",
+)
+
+
+def _shown_blocks(n_blocks: int) -> list[int]:
+    """All blocks, or the first and last sixteen and evenly spaced ones between."""
+    if n_blocks <= _MOST_ROWS:
+        return list(range(n_blocks))
+    third = _MOST_ROWS // 3
+    middle = [third + round(i * (n_blocks - 2 * third) / third) for i in range(third)]
+    return sorted({*range(third), *middle, *range(n_blocks - third, n_blocks)})
+
+
+def _omitted(result: GradientNorms) -> list[str]:
+    shown = len(_shown_blocks(result.n_blocks))
+    hidden = result.n_blocks - shown
+    return [f"{hidden} of {result.n_blocks} blocks are not shown; --json and -o give all.", ""] if hidden else []
+
+
+def _rows(result: GradientNorms) -> list[dict[str, object]]:
+    blank = dict.fromkeys(_COLUMNS, "")
+    parts = [
+        blank | {"place": part.name, "param_grad": f"{part.grad_norm:.3g}", "grad/weight": f"{part.grad_to_weight:.2g}"}
+        for part in result.parts
+    ]
+    n_first = sum(part.name == "embedding" for part in result.parts)
+    blocks = [blank | _block_row(result, block) for block in _shown_blocks(result.n_blocks)]
+    return [*parts[:n_first], *blocks, *parts[n_first:]]
+
+
+def _block_row(result: GradientNorms, block: int) -> dict[str, object]:
+    stream = result.block_input(block)
+    row: dict[str, object] = {
+        "place": f"block {block}",
+        "stream_grad": f"{stream.stream_grad:.3g}",
+        "shortcut_only": f"{stream.shortcut_grad:.3g}",
+        "param_grad": f"{result.block_grads[block]:.3g}",
+        "grad/weight": f"{result.block_grads_to_weights[block]:.2g}",
+        "stream_RMS": f"{stream.stream_rms:.3g}",
+        "cosine": f"{stream.token_cosine:.3f}",
+    }
+    for sublayer in (s for s in result.sublayers if s.block == block and s.kind in _SHORT):
+        short = _SHORT[sublayer.kind]
+        row["attention" if short == "attn" else short] = f"{sublayer.part.grad_norm:.3g}"
+        row[f"{short}/stream"] = f"{sublayer.branch_ratio:.2g}"
+    return row
+
+
+_SHORT = {"attention": "attn", "ffn": "FFN"}
