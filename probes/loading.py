@@ -1,0 +1,239 @@
+"""From checked weight files to a model: the one place that calls the loaders of ``transformers``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from probes.errors import CheckpointError, UnsupportedModelError
+from probes.families import SUPPORTED_FAMILIES
+from probes.gguf_file import GgufFile
+from probes.weight_files import WeightFiles
+
+__all__ = ["Loaded", "load_gguf", "load_safetensors", "quietly"]
+
+_ROPE_FACTORS = "rope_freqs.weight"
+# Blocks of the 27B models, whose attention llama.cpp scales by width / heads where the others take the head's width.
+_WIDE_SCALE_BLOCKS = {"gemma2": 46, "gemma3": 62}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and what its reader noticed."""
+
+    model: nn.Module
+    warnings: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[list[str]]:
+    """Keep progress bars and log lines of ``transformers`` off stderr; its warnings are collected in the yielded list."""
+    collected: list[str] = []
+    logger = logging.getLogger("transformers")
+    handlers, propagate = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [_Collector(collected)], False
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield collected
+        collected.extend(f"{w.category.__name__}: {w.message}" for w in caught if not _is_housekeeping(w.category))
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+
+
+class _Collector(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(f"transformers: {record.getMessage().strip()}")
+
+
+def _is_housekeeping(category: type[Warning]) -> bool:
+    """Whether a warning speaks to developers rather than about the model."""
+    return issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning))
+
+
+def load_safetensors(folder: Path, files: WeightFiles, dtype: torch.dtype) -> Loaded:
+    """A model from safetensors whose headers have been checked.
+
+    Args:
+        folder: holds config.json.
+        files: every tensor of the checkpoint.
+        dtype: of the parameters.
+
+    Returns:
+        The model; tensors that it does not use are a warning.
+
+    Raises:
+        CheckpointError: if a parameter has no tensor, or one of another shape.
+        UnsupportedModelError: if ``transformers`` has no language model of this family.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # a configuration of the right form with values the family refuses
+        raise CheckpointError(f"config.json in {folder} is refused by transformers: {error}") from error
+    model_class = _model_class(config)
+    with contextlib.ExitStack() as stack:
+        tensors = {
+            name: tensor for path in files.files for name, tensor in _tensors(stack, path) if files.tensors[name].file == path
+        }
+        noticed = _drop_stale_duplicates(model_class, config, tensors)
+        try:
+            model, info = model_class.from_pretrained(
+                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, **_options(dtype)
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"the weights in {folder} do not fit its config.json: {error}") from error
+    _check_complete(folder, info, config)
+    return Loaded(model, noticed + _unused(info["unexpected_keys"]))
+
+
+def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
+    """A model from a GGUF file whose header has been checked; its tensors are dequantised one by one.
+
+    Args:
+        file: the header.
+        dtype: of the parameters.
+
+    Returns:
+        The model, its weights in the order and convention of ``transformers``.
+
+    Raises:
+        CheckpointError: if a parameter has no tensor in the file.
+        UnsupportedModelError: if its architecture cannot be read.
+    """
+    from transformers import AutoConfig
+
+    if file.setting("expert_count") and file.architecture == "llama":
+        raise UnsupportedModelError(f"{file.path} is a mixture of experts of architecture 'llama'; use its safetensors")
+    folder, name = file.path.parent, file.path.name
+    try:
+        config = AutoConfig.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
+    except Exception as error:  # an unknown architecture is a ValueError, a half-known one a KeyError
+        raise UnsupportedModelError(f"{file.path}: GGUF architecture '{file.architecture}' cannot be read: {error}") from error
+    _complete_config(config, file)
+    try:
+        model, info = _model_class(config).from_pretrained(
+            folder, gguf_file=name, config=config, dtype=dtype, output_loading_info=True, **_options(dtype)
+        )
+    except (ImportError, RuntimeError, ValueError, KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{file.path} cannot be loaded: {error}") from error
+    _check_complete(file.path, info, config)
+    return Loaded(model, _gguf_warnings(file, config, model))
+
+
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    """Shapes that do not fit are reported by name below; the grouped product of experts does not exist in float64."""
+    return {"ignore_mismatched_sizes": True} | ({"experts_implementation": "eager"} if dtype is torch.float64 else {})
+
+
+def _model_class(config: Any) -> Any:
+    """The language model of a family: masked for an encoder, causal otherwise."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    family = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"family '{family}' is an encoder-decoder; decoder-only and encoder-only models are supported"
+        )
+    if config.get_text_config() is not config:
+        raise UnsupportedModelError(f"family '{family}' is multimodal; its text model alone can be probed, saved on its own")
+    trained = (getattr(config, "architectures", None) or [""])[0]
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not trained.endswith(("ForCausalLM", "LMHeadModel"))
+    mapping = MODEL_FOR_MASKED_LM_MAPPING if masked else MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in mapping:
+        raise UnsupportedModelError(
+            f"family '{family}' has no language model; supported families: {', '.join(SUPPORTED_FAMILIES)}"
+        )
+    return mapping[type(config)]
+
+
+def _tensors(stack: contextlib.ExitStack, path: Path) -> Iterable[tuple[str, Tensor]]:
+    """Tensors mapped from the file: memory is taken when a value is read."""
+    file = stack.enter_context(safe_open(path, framework="pt"))
+    return ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - not a mapping
+
+
+def _drop_stale_duplicates(model_class: Any, config: Any, tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """Where the configuration ties two weights and the file holds two that differ, keep the embedding's."""
+    tied: Mapping[str, str] = getattr(model_class, "_tied_weights_keys", None) or {}
+    if not getattr(config, "tie_word_embeddings", False):
+        return ()
+    noticed = []
+    for duplicate, kept in tied.items():
+        if duplicate in tensors and kept in tensors:
+            second = tensors.pop(duplicate)
+            if not torch.equal(second, tensors[kept]):
+                noticed.append(
+                    f"config.json ties '{duplicate}' to '{kept}', but the file holds a different one: it is stale and not used "
+                    "(set tie_word_embeddings to false in config.json if it is meant)"
+                )
+    return tuple(noticed)
+
+
+def _check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
+    """Refuse a model of which any parameter would keep its random initial value."""
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        raise CheckpointError(
+            f"{place}: tensor '{name}' has shape {tuple(stored)}, its configuration asks for {tuple(expected)}"
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        tie = (
+            "" if getattr(config, "tie_word_embeddings", False) else "; config.json says the head is not tied to the embedding"
+        )
+        raise CheckpointError(f"{place} lacks tensor '{missing[0]}'{more}{tie if missing[0].startswith('lm_head') else ''}")
+
+
+def _unused(names: Iterable[str]) -> tuple[str, ...]:
+    unused = sorted(names)
+    if not unused:
+        return ()
+    return (f"{len(unused)} tensor(s) of the file belong to no part of the model and are not used (first: {unused[0]})",)
+
+
+def _complete_config(config: Any, file: GgufFile) -> None:
+    """Settings that the file states, or implies by llama.cpp's rules, and that the reader of ``transformers`` leaves out."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None:
+        config.vocab_size = embedding.shape[0]  # may be padded beyond the tokenizer
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = file.setting(name)
+        if value is not None and hasattr(config, name):
+            setattr(config, name, float(str(value)))
+    if file.architecture in _WIDE_SCALE_BLOCKS:
+        wide = config.num_hidden_layers == _WIDE_SCALE_BLOCKS[file.architecture]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if wide else config.head_dim
+
+
+def _gguf_warnings(file: GgufFile, config: Any, model: nn.Module) -> tuple[str, ...]:
+    rope: object = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    scaled = file.setting("rope.scaling.type") not in {None, "none"} or _ROPE_FACTORS in file.tensors
+    noticed = []
+    if scaled and rope == "default":
+        noticed.append("the file scales its rotary positions, which this reader does not apply: long contexts will differ")
+    stored = sum(_size(tensor.shape) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS)
+    if stored != sum(parameter.numel() for parameter in model.parameters()):
+        noticed.append(
+            f"the file holds {stored} values, the model {sum(p.numel() for p in model.parameters())}: some are unused"
+        )
+    return tuple(noticed)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())

