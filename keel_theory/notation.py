@@ -52,8 +52,8 @@ _COUNT = MappingProxyType({"positive": True, "integer": True})
 
 _ALL = (
     Notation(
-        name="n_sublayers", latex="L", text="L", meaning="number of sub-layers, attention and FFN counted separately", paper="L",
-        unit="count",
+        name="n_sublayers", latex="L", text="L", paper="L", unit="count",
+        meaning="number of sub-layers, attention and FFN counted separately",
     ),
     Notation(name="width", latex="D", text="D", meaning="entries of the stream", paper="d", unit="count", assumptions=_COUNT),
     Notation(name="alpha", latex=r"\alpha", text="alpha", meaning="shortcut scale a", paper="α"),
@@ -70,7 +70,7 @@ _ALL = (
     ),
     Notation(name="stream_variance", latex="v", text="v", meaning="variance of the stream's entries"),
     Notation(name="gate", latex="T", text="T", meaning="Highway gate, share of the branch", paper="T(x)"),
-    Notation(name="weight_out", latex=r"\gamma_{l,1}", text="gamma_l1", meaning="weight of the output norm", paper="γ_{l,1}, γ_l"),
+    Notation(name="weight_out", latex=r"\gamma_{l,1}", text="gamma_l1", meaning="weight of the output norm", paper="γ_{l,1}"),
     Notation(name="weight_in", latex=r"\gamma_{l,2}", text="gamma_l2", meaning="weight of the input norm", paper="γ_{l,2}"),
     Notation(name="weight_branch", latex=r"\gamma_{F}", text="gamma_F", meaning="weight of the norm on the branch's output"),
     Notation(
@@ -78,8 +78,8 @@ _ALL = (
         paper="γ_{l-1,1}, γ_{l-1}",
     ),
     Notation(
-        name="branch_jacobian_norm", latex=r"\|J_F\|", text="J_F", meaning="norm of the branch's Jacobian", paper="‖∂F/∂LN₂(x)‖",
-        assumptions=_NON_NEGATIVE,
+        name="branch_jacobian_norm", latex=r"\|J_F\|", text="J_F", meaning="norm of the branch's Jacobian",
+        paper="‖∂F/∂LN₂(x)‖", assumptions=_NON_NEGATIVE,
     ),
     Notation(name="eps", latex=r"\epsilon", text="eps", meaning="number under a norm's square root", assumptions=_NON_NEGATIVE),
     Notation(name="coefficient", latex="c", text="c", meaning="coefficient of α = c L^p"),

@@ -192,13 +192,21 @@ class Step:
 
     Attributes:
         text: what is done and why.
-        expression: a SymPy relation or expression.
+        expression: a SymPy relation or expression, as it is read.
         kind: what the step claims.
+        proof: the same relation in components at a small width, which a machine can check; None where the expression is
+            itself checkable.
     """
 
     text: str
     expression: Any
     kind: StepKind = StepKind.EXACT
+    proof: Any = None
+
+    @property
+    def checkable(self) -> Any:
+        """The relation that a machine checks."""
+        return self.expression if self.proof is None else self.proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +235,10 @@ class Derivation:
         """The derivation as LaTeX, one display formula per step."""
         from sympy import latex
 
-        return self._written(lambda expression: f"\\[{latex(expression)}\\]")
+        from keel_theory.notation import NOTATION
+
+        names = {each.symbol: each.latex for each in NOTATION.values()}
+        return self._written(lambda expression: f"\\[{latex(expression, symbol_names=names)}\\]")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per step."""
