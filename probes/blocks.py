@@ -107,8 +107,9 @@ def rotary_table(n_tokens: int, head_width: int, theta: float, *, dtype: torch.d
     Returns:
         Cosine and sine, each of shape (T, K / 2).
     """
-    frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angles = torch.outer(torch.arange(n_tokens, dtype=torch.float64), frequencies)
+    where = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+    frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64, device=where) / head_width)
+    angles = torch.outer(torch.arange(n_tokens, dtype=torch.float64, device=where), frequencies)
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 

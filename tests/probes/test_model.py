@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keel_theory.schemes import SCHEMES
 from probes.blocks import Attention, Linear, Norm
@@ -254,6 +255,26 @@ class TestLayout:
 
     def test_the_family_table_finds_it(self) -> None:
         assert describe_model(Transformer(small_config())).family == "keel_dynamics"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [(scheme, {}) for scheme in ("keel", "highway", "admin", "hybrid_norm")]
+    + [("keel", {"learnable_alpha": True, "compute_dtype": "bfloat16"}), ("keel", {"shared_blocks": True})],
+    ids=str,
+)
+def test_one_graph_without_breaks(scheme: str, options: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    model = Transformer(small_config(scheme, n_blocks=2, **options))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(random_ids()), model(random_ids()), rtol=1e-5, atol=1e-6)
+
+
+def test_second_derivative_through_the_plain_attention_kernel() -> None:
+    sublayer = Transformer(small_config()).sublayers()[2]
+    stream = random_stream(1, 3)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(lambda x: sublayer(x).square(), stream.requires_grad_())
 
 
 def test_512_blocks_build_copy_run_and_differentiate() -> None:
