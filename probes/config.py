@@ -26,6 +26,7 @@ from probes.errors import KeelError
 
 __all__ = [
     "PRESETS",
+    "ComputeDtype",
     "ConfigError",
     "FfnKind",
     "MemoryEstimate",
