@@ -1,0 +1,139 @@
+"""Every claim decided three ways: derived, by an independent number, and measured on real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from keel_theory.claims import CLAIMS, ClaimResult, get_claim
+from probes.claim_measurements import Measurement, measure_claim
+
+__all__ = ["Verification", "as_markdown", "as_row", "verify_claims"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """One claim, decided by theory and measured.
+
+    Attributes:
+        result: what theory says.
+        measurement: what real models say.
+    """
+
+    result: ClaimResult
+    measurement: Measurement
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is the expected one, and independent number and measurement confirm the derived form."""
+        return self.result.passed and self.measurement.agrees
+
+
+def verify_claims(ids: Iterable[str] = CLAIMS, *, progress: Callable[[str], None] = lambda _: None) -> tuple[Verification, ...]:
+    """Check and measure claims.
+
+    Args:
+        ids: which; all of them by default. An unknown one is a ClaimError before anything runs.
+        progress: called with each claim's id before it is checked.
+
+    Returns:
+        One verification per claim, in the order given.
+    """
+    done = []
+    for claim in [get_claim(claim_id) for claim_id in ids]:
+        progress(claim.id)
+        done.append(Verification(claim.run(), measure_claim(claim.id)))
+    return tuple(done)
+
+
+def as_row(verification: Verification) -> dict[str, Any]:
+    """Everything about one claim as a flat record."""
+    result, measurement = verification.result, verification.measurement
+    claim, evidence = result.claim, result.evidence
+    return {
+        "id": claim.id,
+        "equation": claim.equation,
+        "statement": claim.statement,
+        "assumes": claim.assumes,
+        "quantity": evidence.quantity,
+        "claimed": evidence.claimed,
+        "formula": evidence.formula,
+        "derived": evidence.derived,
+        "tolerance": claim.tolerance,
+        "numeric": evidence.numeric,
+        "numeric_error": evidence.numeric_error,
+        "measured": measurement.value,
+        "measured_error": measurement.error,
+        "measured_predicted": measurement.predicted,
+        "own_branches": measurement.own,
+        "setting": measurement.setting,
+        "verdict": result.verdict.value,
+        "expected": claim.expected.value,
+        "passed": verification.passed,
+    }
+
+
+def as_markdown(verifications: Iterable[Verification]) -> str:
+    """The claims as one Markdown table.
+
+    Returns:
+        A heading line, a rule, and one line per claim, without a final newline.
+    """
+    heading = [
+        "claim",
+        "Eq.",
+        "statement",
+        "quantity",
+        "claimed",
+        "derived",
+        "numeric",
+        "measured",
+        "predicted there",
+        "own branches",
+        "verdict",
+    ]
+    lines = [heading, ["---"] * len(heading)]
+    for verification in verifications:
+        row = as_row(verification)
+        lines.append(
+            [
+                f"`{row['id']}`",
+                row["equation"],
+                f"{row['statement']} *Assumes: {row['assumes']}.*",
+                row["quantity"],
+                number(row["claimed"]),
+                f"{row['formula']} = {number(row['derived'])}" if row["formula"] != "0" else "0",
+                with_error(row["numeric"], row["numeric_error"]),
+                with_error(row["measured"], row["measured_error"]),
+                number(row["measured_predicted"]),
+                number(row["own_branches"]),
+                f"{row['verdict']}{'' if row['passed'] else ' (NOT AS EXPECTED)'}",
+            ]
+        )
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def number(value: float) -> str:
+    """Five significant digits; round-off is zero.
+
+    Example:
+        >>> number(0.9921875), number(3e-17), number(-8.7070605999)
+        ('0.99219', '0', '-8.7071')
+    """
+    return "0" if abs(value) < 1e-11 else f"{value:.5g}"
+
+
+def with_error(value: float, error: float) -> str:
+    """A value with its standard error, both to the error's second digit.
+
+    Example:
+        >>> with_error(-9.604612, 0.01234), with_error(64.0, 0.0), with_error(64.8, 12.3)
+        ('-9.605 ± 0.012', '64', '65 ± 12')
+    """
+    if error < 1e-11:
+        return number(value)
+    import math
+
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
