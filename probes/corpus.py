@@ -1,0 +1,354 @@
+r"""Text to train on: documents, a split without leakage, token streams, and a sampler that needs nothing but a step number.
+
+**Split.** Documents that occur twice are kept once. Then whole documents go to validation, chosen by the hash of their content
+(with fewer than 20 documents, the last part of each, cut at the end of a line). At last every paragraph of validation that
+training also holds (64 characters or more between blank lines: licences, copied functions) is taken out of validation. Windows
+are cut from one side's own stream, so none reaches across the split.
+
+**Sampler.** The windows of an optimizer step are a function of (seed, step) alone, by a counter-based generator; a run that
+resumes at step k needs no other position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from probes.errors import TextError
+from probes.text_documents import read_documents
+from probes.tokenization import N_BYTES
+
+__all__ = ["Corpus", "CorpusConfig", "bigram_entropy", "build_corpus", "unigram_entropy"]
+
+_Tokens: TypeAlias = npt.NDArray[np.int32]
+
+_FEW_DOCUMENTS = 20
+_SHARED_PARAGRAPH = 64
+_DENSE_COUNTS = 1 << 24
+_SAMPLER_KEY = 0x6B65656C  # another key than other users of the same seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """Which text, and how it becomes tokens.
+
+    Attributes:
+        sources: ``stdlib`` (sources and prose of Python's standard library), text files, folders, folders that
+            ``datasets`` saved, or ``hub:NAME`` / ``hub:NAME@SUBSET`` for a data set of the hub.
+        tokenizer: ``bytes``; ``bpe:N``, a byte-level BPE of N tokens trained on the training side; or a tokenizer.json.
+        column: of a data set, holds the text.
+        max_bytes: reading stops after this many bytes of UTF-8.
+        validation_share: of the text, between 0 and 0.5.
+    """
+
+    sources: tuple[str, ...] = ("stdlib",)
+    tokenizer: str = "bytes"
+    column: str = "text"
+    max_bytes: int = 1 << 26
+    validation_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        object.__setattr__(self, "sources", _names(self.sources))
+        if self.max_bytes < 1:
+            raise TextError(f"max_bytes must be at least 1, got {self.max_bytes}")
+        if not 0 < self.validation_share <= 0.5:
+            raise TextError(f"validation_share must be above 0 and at most 0.5, got {self.validation_share}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, in JSON's types."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"sources": list(self.sources)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CorpusConfig:
+        """The configuration whose :meth:`to_dict` this is; an unknown field is a TypeError that names it."""
+        return cls(**values)
+
+
+def _names(sources: object) -> tuple[str, ...]:
+    """One name or several, as a tuple."""
+    names = (sources,) if isinstance(sources, str) else tuple(sources) if isinstance(sources, Iterable) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TextError(f"sources must name at least one text, got {sources!r}; 'stdlib' is on every machine")
+    return names
+
+
+class _Split(NamedTuple):
+    train: list[str]
+    validation: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Two streams of tokens.
+
+    Attributes:
+        config: what it was built from.
+        train: token ids of the training side, shape (N,).
+        validation: token ids of the validation side.
+        vocab_size: ids run from 0 to this, exclusive.
+        tokenizer_json: the BPE tokenizer, or None for bytes.
+        n_documents: distinct documents.
+        n_duplicates: documents left out since an equal one was there.
+        n_skipped: files of a folder that are not text.
+        shared_share: share of the validation text that was removed since training holds it too.
+    """
+
+    config: CorpusConfig
+    train: _Tokens
+    validation: _Tokens
+    vocab_size: int
+    tokenizer_json: str | None
+    n_documents: int
+    n_duplicates: int
+    n_skipped: int
+    shared_share: float
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Of both streams and the tokenizer: equal hashes mean equal training data, on any machine."""
+        digest = hashlib.sha256(f"{self.vocab_size}/{len(self.train)}/{self.tokenizer_json}".encode())
+        for stream in (self.train, self.validation):
+            digest.update(stream.astype("<i4").tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def unigram_entropy(self) -> float:
+        """Loss of a model that knows the frequency of each token and nothing else, nats per token."""
+        return unigram_entropy(self.train)
+
+    @cached_property
+    def bigram_entropy(self) -> float:
+        """Loss of a model that also knows the token before, nats per token."""
+        return bigram_entropy(self.train)
+
+    def check_window(self, seq_len: int) -> None:
+        """Refuse a text that does not hold one window on either side.
+
+        Args:
+            seq_len: tokens that a window predicts.
+
+        Raises:
+            TextError: if a side has fewer than ``seq_len + 1`` tokens.
+        """
+        for side, stream in (("training", self.train), ("validation", self.validation)):
+            if len(stream) <= seq_len:
+                raise TextError(
+                    f"the text has {len(stream)} token(s) for {side}, a window of seq_len {seq_len} needs {seq_len + 1}; "
+                    "give more text or a shorter seq_len"
+                )
+
+    def batch(self, *, seed: int, step: int, n_windows: int, seq_len: int) -> Tensor:
+        """The training windows of one optimizer step: a pure function of its arguments.
+
+        Args:
+            seed: of the sampler.
+            step: 1-based optimizer step.
+            n_windows: windows to cut, with replacement, from all positions alike.
+            seq_len: tokens that a window predicts.
+
+        Returns:
+            Token ids, shape (n_windows, seq_len + 1), int64.
+        """
+        generator = np.random.Philox(
+            key=np.array([seed, _SAMPLER_KEY], np.uint64), counter=np.array([0, 0, 0, step], np.uint64)
+        )
+        starts = generator.random_raw(n_windows) % np.uint64(len(self.train) - seq_len)
+        return _windows(self.train, starts.astype(np.int64), seq_len)
+
+    def validation_batches(self, *, n_tokens: int, batch_size: int, seq_len: int) -> Iterator[Tensor]:
+        """Validation windows that do not overlap, spread evenly over the whole side.
+
+        Args:
+            n_tokens: predictions wanted in all, at least one window's.
+            batch_size: windows per batch.
+            seq_len: tokens that a window predicts.
+
+        Yields:
+            Token ids, shape (B, seq_len + 1), int64.
+        """
+        available = (len(self.validation) - 1) // seq_len
+        chosen = np.linspace(0, available - 1, max(1, min(available, n_tokens // seq_len))).astype(np.int64) * seq_len
+        for first in range(0, len(chosen), batch_size):
+            yield _windows(self.validation, chosen[first : first + batch_size], seq_len)
+
+    def summary(self) -> dict[str, Any]:
+        """What a result says of its text, ready for JSON."""
+        return {
+            **self.config.to_dict(),
+            "content_hash": self.content_hash,
+            "n_train_tokens": len(self.train),
+            "n_validation_tokens": len(self.validation),
+            "vocab_size": self.vocab_size,
+            "n_documents": self.n_documents,
+            "n_duplicates": self.n_duplicates,
+            "n_skipped": self.n_skipped,
+            "shared_share": self.shared_share,
+            "unigram_entropy": self.unigram_entropy,
+            "bigram_entropy": self.bigram_entropy,
+            "python_stdlib": platform.python_version() if "stdlib" in self.config.sources else None,
+        }
+
+
+def _windows(stream: _Tokens, starts: npt.NDArray[np.int64], seq_len: int) -> Tensor:
+    return torch.from_numpy(stream[starts[:, None] + np.arange(seq_len + 1)].astype(np.int64))
+
+
+def build_corpus(config: CorpusConfig | None = None, *, tokenizer_json: str | None = None) -> Corpus:
+    """Read, split and encode a text.
+
+    Args:
+        config: which text and tokenizer; the defaults when None.
+        tokenizer_json: a tokenizer that was trained before, used in place of training ``bpe:N`` anew.
+
+    Returns:
+        Both streams.
+
+    Raises:
+        TextError: if a source cannot be read or is empty, or the tokenizer cannot be used; the message names it.
+    """
+    config = config or CorpusConfig()
+    found = read_documents(config.sources, column=config.column, max_bytes=config.max_bytes)
+    documents = list(dict.fromkeys(found.documents))
+    train, validation = _split(documents, config.validation_share)
+    validation, shared_share = _without_shared(validation, train)
+    if not (train and validation):
+        raise TextError(
+            f"the text of {', '.join(config.sources)} ({sum(map(len, documents))} characters) is too small to be split into "
+            "training and validation"
+        )
+    encode, vocab_size, tokenizer_json = _tokenizer(config.tokenizer, train, tokenizer_json)
+    return Corpus(
+        config=config,
+        train=encode(train),
+        validation=encode(validation),
+        vocab_size=vocab_size,
+        tokenizer_json=tokenizer_json,
+        n_documents=len(documents),
+        n_duplicates=len(found.documents) - len(documents),
+        n_skipped=found.n_skipped,
+        shared_share=shared_share,
+    )
+
+
+def _split(documents: Sequence[str], share: float) -> _Split:
+    if len(documents) < _FEW_DOCUMENTS:
+        cuts = [(text, _cut(text, share)) for text in documents]
+        return _Split([t[:cut] for t, cut in cuts if cut > 0], [t[cut:] for t, cut in cuts if cut < len(t)])
+    wanted, taken = share * sum(map(len, documents)), 0
+    chosen = set()
+    for text in sorted(documents, key=_digest):
+        if taken >= wanted:
+            break
+        if taken + len(text) <= 1.5 * wanted:
+            chosen.add(text)
+            taken += len(text)
+    return _Split([t for t in documents if t not in chosen], [t for t in documents if t in chosen])
+
+
+def _cut(text: str, share: float) -> int:
+    """Where the last part begins: after the line end nearest before the wanted place, or there if the line began long ago."""
+    wanted = round(len(text) * (1 - share))
+    line_end = text.rfind("\n", 0, wanted) + 1
+    return line_end if line_end > wanted - len(text) * share else wanted
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _without_shared(validation: Sequence[str], train: Iterable[str]) -> tuple[list[str], float]:
+    """Validation without the paragraphs that training holds, and the share of characters that went."""
+    known = {paragraph for text in train for paragraph in _paragraphs(text) if len(paragraph) >= _SHARED_PARAGRAPH}
+    kept = ["\n\n".join(p for p in text.split("\n\n") if p.strip() not in known) for text in validation]
+    before, after = sum(map(len, validation)), sum(map(len, kept))
+    return [text for text in kept if text.strip()], 1 - after / before if before else 0.0
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    return (paragraph.strip() for paragraph in text.split("\n\n"))
+
+
+class _Encoder(NamedTuple):
+    encode: Any  # list[str] -> _Tokens
+    vocab_size: int
+    tokenizer_json: str | None
+
+
+def _tokenizer(name: str, train: Sequence[str], stored: str | None) -> _Encoder:
+    if name == "bytes":
+        return _Encoder(_encode_bytes, N_BYTES, None)
+    from probes.bpe import load_tokenizer, train_tokenizer
+
+    if name.startswith("bpe:"):
+        text = stored if stored is not None else train_tokenizer(train, name.removeprefix("bpe:"))
+    else:
+        text = load_tokenizer(Path(name))
+    from probes.bpe import BpeEncoder
+
+    encoder = BpeEncoder(text)
+    return _Encoder(encoder.encode, encoder.vocab_size, text)
+
+
+def _encode_bytes(documents: Sequence[str]) -> _Tokens:
+    """One token per byte of UTF-8; documents end with a line end."""
+    joined = "\n".join(documents).encode("utf-8")
+    return np.frombuffer(joined, np.uint8).astype(np.int32)
+
+
+def unigram_entropy(tokens: _Tokens) -> float:
+    r"""Entropy of the token frequencies, :math:`-\sum_v p_v \ln p_v`.
+
+    Args:
+        tokens: ids, shape (N,), N >= 1.
+
+    Returns:
+        Nats per token. Status: exact for the empirical frequencies.
+
+    Example:
+        >>> bool(np.isclose(unigram_entropy(np.array([0, 1, 0, 1], np.int32)), np.log(2)))
+        True
+    """
+    return _entropy(_counts(tokens))
+
+
+def bigram_entropy(tokens: _Tokens) -> float:
+    r"""Entropy of a token given the one before it, :math:`H(x_{t-1}, x_t) - H(x_{t-1})`.
+
+    Args:
+        tokens: ids, shape (N,), N >= 2.
+
+    Returns:
+        Nats per token. Status: exact for the empirical frequencies; of a text that is short beside the number of pairs it
+        is too low.
+
+    Example:
+        >>> bigram_entropy(np.array([0, 1, 0, 1, 0], np.int32))
+        0.0
+    """
+    pairs = tokens[:-1].astype(np.int64) * (int(tokens.max()) + 1) + tokens[1:]
+    return max(0.0, _entropy(_counts(pairs)) - _entropy(_counts(tokens[:-1])))
+
+
+def _counts(values: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """How often each value that occurs does, in the order of the values."""
+    if values.max() < _DENSE_COUNTS:
+        dense = np.bincount(values)
+        return dense[dense > 0]
+    return np.unique(values, return_counts=True)[1]
+
+
+def _entropy(counts: npt.NDArray[np.intp]) -> float:
+    p = counts / counts.sum()
+    return max(0.0, -math.fsum(p * np.log(p)))

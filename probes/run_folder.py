@@ -1,0 +1,329 @@
+"""A training run on disk, such that a kill at any moment loses nothing that was saved.
+
+``training.json``
+    The configuration and the text's hash, written once. A run that resumes under another one is refused, field by field.
+``log.jsonl``
+    One line per optimizer step, only ever appended to. Numbers that JSON has no word for are the texts ``nan``, ``inf``.
+``state/latest.safetensors``
+    Weights, optimizer state and random state, with everything else as JSON in the file's own header: one file, so that one
+    rename replaces all of it at once. It knows how long the log was; what the log holds beyond that is cut off on resume.
+``result.json``
+    Written last; where it is, the run is finished.
+
+Every file is written beside its place, flushed to the disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from probes.errors import CheckpointError, OutputError
+from probes.training_config import TrainingConfig
+
+__all__ = ["RunFolder", "SavedState", "StepRecord", "random_state", "read_log", "restore_random_state"]
+
+_CONFIG, _LOG, _RESULT, _LOCK = "training.json", "log.jsonl", "result.json", ".lock"
+_STATE = Path("state", "latest.safetensors")
+_FACTS = "facts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one optimizer step has shown.
+
+    Attributes:
+        step: 1-based.
+        lr: learning rate of the step.
+        loss: mean over its micro-batches, before the update, nats per token.
+        grad_norm: norm of the whole gradient, before clipping.
+        time: seconds of training since the run began, pauses left out.
+    """
+
+    step: int
+    lr: float
+    loss: float
+    grad_norm: float
+    time: float
+
+    def to_json(self) -> str:
+        """One line of the log, without its end."""
+        return json.dumps({name: _word(value) for name, value in asdict(self).items()}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> StepRecord:
+        """The record of a line; every number comes back bit for bit."""
+        values = json.loads(line)
+        return cls(step=int(values["step"]), **{name: float(values[name]) for name in ("lr", "loss", "grad_norm", "time")})
+
+
+def _word(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def read_log(path: str | Path) -> list[StepRecord]:
+    """The records of a ``log.jsonl``; a last line that a kill cut short is left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    return [StepRecord.from_json(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """Everything that a run needs to go on.
+
+    Attributes:
+        tensors: by name.
+        facts: JSON values.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class RunFolder:
+    """One run's files.
+
+    Args:
+        path: the folder; made if needed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._log: IO[str] | None = None
+
+    @contextmanager
+    def opened(self, config: TrainingConfig, corpus: Mapping[str, Any]) -> Iterator[RunFolder]:
+        """Take the folder for this run, alone.
+
+        Args:
+            config: of the run.
+            corpus: JSON values that tell one text from another.
+
+        Yields:
+            The folder itself.
+
+        Raises:
+            CheckpointError: if it holds a run of another configuration or text, or another process trains in it.
+            OutputError: if it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / _LOCK).open("w")
+        except OSError as error:
+            raise OutputError(f"cannot write the run to {self.path}: {error.strerror or error}") from error
+        with lock:
+            self._lock(lock)
+            self._claim(config, corpus)
+            try:
+                yield self
+            finally:
+                self._close_log()
+
+    def _lock(self, file: IO[str]) -> None:
+        """An advisory lock that the system drops with the process; where there is none (Windows), no check is made."""
+        try:
+            import fcntl
+        except ImportError:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return  # a file system without locks
+            raise CheckpointError(f"another process is training in {self.path}; wait for it, or name another folder") from error
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # a full disk was reported when it was met
+                self._log.close()
+            self._log = None
+
+    def _claim(self, config: TrainingConfig, corpus: Mapping[str, Any]) -> None:
+        path = self.path / _CONFIG
+        if not path.exists():
+            stranger = next((n for n in ("config.json", _LOG) if (self.path / n).exists()), None)
+            if stranger:
+                raise CheckpointError(
+                    f"{self.path} holds {stranger} but no {_CONFIG}: not a run of this command; name another folder"
+                )
+            self.write_json(_CONFIG, {"key": config.key, "config": config.to_dict(), "corpus": dict(corpus)})
+            return
+        stored = self._read_json(path)
+        differing = config.differences(stored.get("config", {}))
+        if differing:
+            told = "; ".join(
+                f"{name} is {_at(stored['config'], name)!r} there, {_at(config.to_dict(), name)!r} here" for name in differing
+            )
+            raise CheckpointError(
+                f"{self.path} holds a run of another configuration: {told}. Resume with the same, or name another folder"
+            )
+        for name, value in corpus.items():
+            there = stored.get("corpus", {}).get(name)
+            if there != value:
+                raise CheckpointError(f"{self.path} holds a run on another text: {name} is {there!r} there, {value!r} here")
+
+    def _read_json(self, path: Path) -> dict[str, Any]:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} does not hold a JSON object")
+        return values
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What a finished run has left, or None."""
+        path = self.path / _RESULT
+        return self._read_json(path) if path.exists() else None
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """A JSON file, whole or not at all."""
+        self.write_bytes(name, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """A file, whole or not at all.
+
+        Raises:
+            OutputError: if it cannot be written; what was there before is unharmed.
+        """
+
+        def write(path: Path) -> None:
+            path.write_bytes(content)
+
+        self._replace(self.path / name, write)
+
+    def append(self, record: StepRecord) -> None:
+        """A line of the log.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        try:
+            if self._log is None:
+                self._log = (self.path / _LOG).open("a", encoding="utf-8")
+            self._log.write(record.to_json() + "\n")
+            self._log.flush()
+        except OSError as error:
+            raise self._failed(_LOG, error) from error
+
+    def save(self, state: SavedState) -> None:
+        """The state to resume from, after the log that belongs to it.
+
+        Raises:
+            OutputError: if either cannot be written; the state saved before is unharmed.
+        """
+        try:
+            if self._log is not None:
+                os.fsync(self._log.fileno())
+        except OSError as error:
+            raise self._failed(_LOG, error) from error
+        log = self.path / _LOG
+        facts = state.facts | {"log_bytes": log.stat().st_size if log.exists() else 0}
+
+        def write(path: Path) -> None:
+            save_file(state.tensors, path, metadata={_FACTS: json.dumps(facts)})
+
+        (self.path / _STATE).parent.mkdir(exist_ok=True)
+        self._replace(self.path / _STATE, write)
+
+    def resume(self) -> tuple[SavedState | None, list[StepRecord]]:
+        """The last saved state and the log up to it; the log's later lines are cut off.
+
+        Returns:
+            The state, None where nothing was saved yet, and the records.
+
+        Raises:
+            CheckpointError: if a file is damaged or lines of the log are missing.
+        """
+        state = self._load()
+        log = self.path / _LOG
+        kept = state.facts["log_bytes"] if state is not None else 0
+        size = log.stat().st_size if log.exists() else 0
+        if size < kept:
+            raise CheckpointError(
+                f"{log} has {size} bytes, its saved state knows {kept}: lines are missing; restore it or start anew"
+            )
+        if size > kept:
+            os.truncate(log, kept)
+        return state, read_log(log) if kept else []
+
+    def _load(self) -> SavedState | None:
+        path = self.path / _STATE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[_FACTS])
+                return SavedState({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a readable state of a run: {error}") from error
+
+    def forget_state(self) -> None:
+        """Free the disk of what only a resumed run needs."""
+        shutil.rmtree((self.path / _STATE).parent, ignore_errors=True)
+
+    def _replace(self, path: Path, write: Any) -> None:
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            write(partial)
+            _sync(partial)
+            partial.replace(path)
+            _sync(path.parent)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise self._failed(path.name, error) from error
+
+    def _failed(self, name: str, error: Exception) -> OutputError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return OutputError(
+            f"cannot write {name} in {self.path}: {reason}; what was saved before is unharmed, free some space and resume"
+        )
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # folders cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _at(values: Mapping[str, Any], dotted: str) -> Any:
+    found: Any = values
+    for name in dotted.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """State of the generators that a run on this device may draw from."""
+    states = {"cpu": torch.random.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Undo what was drawn since :func:`random_state`."""
+    torch.random.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
