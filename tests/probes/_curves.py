@@ -163,6 +163,10 @@ class _Draw:
     def any_landmarks(self) -> str:
         return str(self.rng.choice(["unigram", "reference", "both", "none"]))
 
+    def some_landmarks(self) -> str:
+        """Without any, nobody can tell a plateau that is too high from the end of learning."""
+        return str(self.rng.choice(["unigram", "reference", "both"]))
+
 
 def healthy(draw: _Draw) -> Curve:
     return draw.curve("healthy", "healthy", None, draw.healthy, draw.any_landmarks())
@@ -211,7 +215,7 @@ def early_stagnation(draw: _Draw) -> Curve:
     frozen = mean[onset - 1]
     mean[onset - 1 :] = frozen
     mean += draw.rng.uniform(0, 0.04) * draw.span * draw.x**2
-    return draw.curve("early stagnation", "stagnation", onset, mean, draw.any_landmarks())
+    return draw.curve("early stagnation", "stagnation", onset, mean, draw.some_landmarks())
 
 
 def late_stagnation(draw: _Draw) -> Curve:
@@ -223,7 +227,7 @@ def late_stagnation(draw: _Draw) -> Curve:
     left = np.clip(1 - steps / onset, 0, None) ** curvature if curvature < 1.3 else np.exp(-curvature * steps / onset)
     end = left[onset - 1]
     left = np.where(steps < onset, (left - end) / (1 - end), 0.0)
-    return draw.curve("late stagnation", "stagnation", onset, level + (draw.start - level) * left, draw.any_landmarks())
+    return draw.curve("late stagnation", "stagnation", onset, level + (draw.start - level) * left, draw.some_landmarks())
 
 
 def stagnation_beside_reference(draw: _Draw) -> Curve:

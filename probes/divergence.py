@@ -1,0 +1,416 @@
+r"""Judge a run whose learning rate rises: whether, when and how it diverges, and the largest rate that it tolerates.
+
+Training is fed point by point, and so is a finished log; the same points give the same judgement either way. The judge looks
+at a hundred fixed places of the ramp, and stops listening once it is certain; what comes later changes nothing.
+
+Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number): see ``probes/judgement.py`` for the answer and
+:class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
+reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from probes.divergence_criteria import (
+    JudgeThresholds,
+    Lag,
+    LagKind,
+    Landmarks,
+    Record,
+    Rise,
+    find_lag,
+    find_non_finite,
+    find_plateau,
+    find_rise,
+)
+from probes.errors import KeelError
+from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
+from probes.onset import FloatArray, running_median
+
+__all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run"]
+
+_LOOKS = 100
+
+
+class RunRecordError(KeelError):
+    """Points that cannot be a run: steps that do not increase, learning rates that are no numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trouble:
+    """Where a criterion is met: index into all points, and in words."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Findings:
+    """What the criteria say about the points so far."""
+
+    met: dict[Criterion, _Trouble] = field(default_factory=dict)
+    deciding: Criterion | None = None
+    open_spike: _Trouble | None = None
+    undecidable: _Trouble | None = None
+    certain: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class StreamingJudge:
+    """Judges while a run goes on.
+
+    Args:
+        ramp_steps: steps of the whole ramp, >= 1.
+        landmarks: what is known about a healthy run.
+        thresholds: when something counts.
+        to_end: listen to the end even when certain, for the Max LR by every criterion.
+
+    Raises:
+        ValueError: if ramp_steps is below 1.
+
+    Example:
+        >>> judge = StreamingJudge(ramp_steps=5)
+        >>> for step, loss in enumerate([5.0, 4.0, 3.0, math.nan, math.nan], start=1):
+        ...     _ = judge.feed(step, 0.001 * step, loss)
+        >>> answer = judge.judgement()
+        >>> answer.outcome.value, answer.onset_step, answer.max_lr
+        ('non_finite', 4, 0.003)
+    """
+
+    def __init__(
+        self,
+        *,
+        ramp_steps: int,
+        landmarks: Landmarks | None = None,
+        thresholds: JudgeThresholds | None = None,
+        to_end: bool = False,
+    ) -> None:
+        if ramp_steps < 1:
+            raise ValueError(f"a ramp has at least 1 step, got {ramp_steps}")
+        self.ramp_steps = ramp_steps
+        self.landmarks = landmarks or Landmarks()
+        self.thresholds = thresholds or JudgeThresholds()
+        self._to_end = to_end
+        self._steps: list[int] = []
+        self._rates: list[float] = []
+        self._losses: list[float] = []
+        self._bad_gradients = 0
+        self._next_look = 0.0
+        self._since: tuple[Outcome, int] | None = None
+        self._certain = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether the run has diverged beyond doubt, so that it can be stopped."""
+        return self._certain
+
+    def feed(self, step: int, learning_rate: float, loss: float, grad_norm: float | None = None) -> bool:
+        """Add one optimizer step.
+
+        Args:
+            step: its number, larger than the last one's.
+            learning_rate: used in this step.
+            loss: of this step, nats; may be not a number.
+            grad_norm: before clipping; only counted where it is not finite.
+
+        Returns:
+            Whether the judge is certain; from then on points are ignored.
+
+        Raises:
+            RunRecordError: if the step does not increase or the learning rate is negative or not finite.
+        """
+        if self._certain:
+            return True
+        if self._steps and step <= self._steps[-1]:
+            raise RunRecordError(f"step {step} comes after step {self._steps[-1]}; steps must increase")
+        if not (math.isfinite(learning_rate) and learning_rate >= 0):
+            raise RunRecordError(f"learning rate {learning_rate} at step {step}; it must be a finite number >= 0")
+        self._steps.append(step)
+        self._rates.append(learning_rate)
+        self._losses.append(loss)
+        self._bad_gradients += grad_norm is not None and not math.isfinite(grad_norm)
+        if step >= self._next_look or not math.isfinite(loss):
+            self._look(step)
+        return self._certain
+
+    def judgement(self) -> Judgement:
+        """The judgement of the points so far; asking changes nothing.
+
+        Raises:
+            RunRecordError: if there are no points.
+        """
+        if not self._steps:
+            raise RunRecordError("no points to judge; feed at least one optimizer step")
+        return _judgement(self, _findings(self))
+
+    def _look(self, step: int) -> None:
+        self._next_look = step + self.ramp_steps / _LOOKS
+        findings = _findings(self)
+        outcome = _outcome(self, findings)
+        if self._since is None or self._since[0] is not outcome:
+            self._since = (outcome, step)
+        self._certain = findings.certain and not self._to_end
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the ramp's last step is there, or the last that points at this distance can hit (steps may count from 0)."""
+        distance = self._steps[-1] - self._steps[-2] if len(self._steps) > 1 else 1
+        return self._steps[-1] > self.ramp_steps - 1 - distance
+
+
+def judge_run(
+    steps: Sequence[int],
+    learning_rates: Sequence[float],
+    losses: Sequence[float],
+    grad_norms: Sequence[float] | None = None,
+    *,
+    ramp_steps: int | None = None,
+    landmarks: Landmarks | None = None,
+    thresholds: JudgeThresholds | None = None,
+    to_end: bool = False,
+) -> Judgement:
+    """Judge a finished run: the same answer as while it went on.
+
+    Args:
+        steps: optimizer steps, shape (n,), increasing.
+        learning_rates: shape (n,).
+        losses: shape (n,), nats; may hold not-a-numbers.
+        grad_norms: shape (n,), before clipping.
+        ramp_steps: length of the ramp; the last step where None.
+        landmarks: what is known about a healthy run.
+        thresholds: when something counts.
+        to_end: judge every criterion on all points, even after the verdict is certain.
+
+    Returns:
+        The judgement.
+
+    Raises:
+        RunRecordError: if the points are not a run.
+    """
+    if not len(steps) == len(learning_rates) == len(losses) or not len(steps):
+        raise RunRecordError(f"{len(steps)} steps, {len(learning_rates)} learning rates and {len(losses)} losses to judge")
+    length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
+    judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
+    norms: Sequence[float | None] = [None] * len(steps) if grad_norms is None else grad_norms
+    for step, rate, loss, norm in zip(steps, learning_rates, losses, norms, strict=True):
+        if judge.feed(int(step), float(rate), float(loss), norm):
+            break
+    return judge.judgement()
+
+
+def _findings(judge: StreamingJudge) -> _Findings:
+    losses = np.asarray(judge._losses, float)
+    steps = np.asarray(judge._steps, float)
+    thresholds = judge.thresholds
+    bad = find_non_finite(losses, thresholds)
+    finite = np.flatnonzero(np.isfinite(losses[:bad]))
+    met: dict[Criterion, _Trouble] = {}
+    open_spike = undecidable = None
+    certain = bad is not None and len(losses) - bad >= thresholds.non_finite_patience
+    if bad is not None:
+        met[Criterion.NON_FINITE] = _Trouble(index=bad, reason=f"the loss is {losses[bad]} from step {steps[bad]:.0f} on")
+    if len(finite) >= (thresholds.min_points if bad is None else 3):
+        record = Record(steps[finite], losses[finite], judge.ramp_steps, judge.landmarks)
+        rise = find_rise(record, thresholds)
+        if rise is not None and bad is not None and _ends_in(rise, record, steps[bad], thresholds):
+            met[Criterion.NON_FINITE] = _blow_up(rise, finite, steps, losses, bad)
+        elif rise is not None and rise.settled:
+            met[Criterion.IRRECOVERABLE_SPIKE] = _Trouble(index=int(finite[rise.index]), reason=_rise_words(rise, record))
+            certain |= rise.certain
+        elif rise is not None:
+            open_spike = _Trouble(index=int(finite[rise.index]), reason=_open_words(rise, record))
+        certain |= _add_lags(met, record, finite, rise, thresholds)
+        undecidable = _blind_plateau(record, finite, rise, thresholds) if not met else None
+    deciding = min(met, key=lambda criterion: met[criterion].index) if met else None
+    notes = _notes(judge, losses[:bad], undecidable)
+    return _Findings(
+        met=met, deciding=deciding, open_spike=open_spike, undecidable=undecidable, certain=bool(certain), notes=notes
+    )
+
+
+def _ends_in(rise: Rise, record: Record, bad_step: float, thresholds: JudgeThresholds) -> bool:
+    """Whether a rise is the beginning of the end: not finite any more before it would have been certain by itself."""
+    return bool(bad_step - record.steps[rise.recognised] < thresholds.rise_patience * record.ramp_steps)
+
+
+def _blow_up(rise: Rise, finite: np.typing.NDArray[np.intp], steps: FloatArray, losses: FloatArray, bad: int) -> _Trouble:
+    index = int(finite[rise.index])
+    reason = (
+        f"the loss leaves its level of {rise.before:.4g} at step {steps[index]:.0f} and is {losses[bad]} from step "
+        f"{steps[bad]:.0f} on"
+    )
+    return _Trouble(index=index, reason=reason)
+
+
+def _add_lags(
+    met: dict[Criterion, _Trouble],
+    record: Record,
+    finite: np.typing.NDArray[np.intp],
+    rise: Rise | None,
+    thresholds: JudgeThresholds,
+) -> bool:
+    """Add stagnation or degradation; whether it is certain. A rise ends the record for them, unless it ends in a plateau."""
+    calm = record if rise is None else record.until(rise.index)
+    lag = find_lag(calm, thresholds) if len(calm.losses) >= thresholds.min_points else None
+    certain = lag is not None and lag.certain
+    if lag is None and rise is not None:
+        lag = find_lag(record, thresholds)
+        lag = lag if lag is not None and lag.kind is LagKind.FLAT and lag.index > rise.index else None
+    if lag is not None:
+        criterion = Criterion.STAGNATION if lag.kind is LagKind.FLAT else Criterion.DEGRADATION
+        met[criterion] = _Trouble(index=int(finite[lag.index]), reason=_lag_words(lag, record))
+    return certain
+
+
+def _blind_plateau(
+    record: Record, finite: np.typing.NDArray[np.intp], rise: Rise | None, thresholds: JudgeThresholds
+) -> _Trouble | None:
+    """An early plateau of which nothing says whether it is too high."""
+    known = record.landmarks
+    if rise is not None or known.has_reference or known.unigram_entropy is not None:
+        return None
+    limit = thresholds.blind_level * record.initial if record.level.min() > 0 else math.inf
+    plateau = find_plateau(record, thresholds, limit, math.nan)
+    if plateau is None or record.initial - plateau.level < 0.1 * abs(record.initial):
+        return None
+    reason = (
+        f"the loss stands still at {plateau.level:.4g} from step {record.steps[plateau.index]:.0f} on; cannot judge whether that "
+        "is stagnation without the unigram entropy or a reference run"
+    )
+    return _Trouble(index=int(finite[plateau.index]), reason=reason)
+
+
+def _rise_words(rise: Rise, record: Record) -> str:
+    return (
+        f"the loss leaves its level of {rise.before:.4g} at step {record.steps[rise.index]:.0f} and never returns: lowest since "
+        f"step {record.steps[rise.recognised]:.0f} is {rise.after:.4g}"
+    )
+
+
+def _open_words(rise: Rise, record: Record) -> str:
+    return (
+        f"a spike from step {record.steps[rise.index]:.0f} (level before {rise.before:.4g}) is still open at the end of the data, "
+        "too late to say whether it recovers"
+    )
+
+
+def _lag_words(lag: Lag, record: Record) -> str:
+    whose = "the reference is at" if record.landmarks.has_reference else "the unigram entropy is"
+    return (
+        f"the loss {lag.kind.value} from step {record.steps[lag.index]:.0f} on and ends at {lag.level:.4g}, where {whose} "
+        f"{lag.expected:.4g}"
+    )
+
+
+def _notes(judge: StreamingJudge, losses: FloatArray, undecidable: _Trouble | None) -> tuple[str, ...]:
+    notes = []
+    transient = int((~np.isfinite(losses)).sum())
+    if transient:
+        notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
+    if judge._bad_gradients:
+        notes.append(f"{judge._bad_gradients} gradient norms were not finite")
+    if not judge.landmarks.has_reference:
+        notes.append("degradation: cannot judge without a reference run")
+        if judge.landmarks.unigram_entropy is None and undecidable is None:
+            notes.append("stagnation: cannot judge without the unigram entropy or a reference run")
+    return tuple(notes)
+
+
+def _outcome(judge: StreamingJudge, findings: _Findings) -> Outcome:
+    if findings.deciding is not None:
+        return findings.deciding.outcome
+    if findings.open_spike is not None:
+        return Outcome.INCOMPLETE
+    if findings.undecidable is not None:
+        return Outcome.CANNOT_JUDGE
+    return Outcome.HEALTHY if judge._complete else Outcome.INCOMPLETE
+
+
+def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
+    outcome = _outcome(judge, findings)
+    trouble = findings.met[findings.deciding] if findings.deciding else findings.open_spike or findings.undecidable
+    first = trouble.reason if trouble else _healthy_words(judge, outcome)
+    others = [t.reason for c, t in findings.met.items() if c is not findings.deciding]
+    best_loss, best_step = _best(judge)
+    return Judgement(
+        outcome=outcome,
+        onset_step=None if trouble is None else judge._steps[trouble.index],
+        detected_step=None if trouble is None else _detected(judge, outcome),
+        max_lr=_rate_before(judge, trouble),
+        lower_bound=not outcome.diverged,
+        resolution=_resolution(judge),
+        best_loss=best_loss,
+        best_step=best_step,
+        last_step=judge._steps[-1],
+        ramp_steps=judge.ramp_steps,
+        criteria=tuple(_criterion(judge, findings, criterion) for criterion in Criterion),
+        reasons=(first, *others, *findings.notes),
+        early=judge._certain and not judge._complete,
+    )
+
+
+def _detected(judge: StreamingJudge, outcome: Outcome) -> int:
+    if judge._since is not None and judge._since[0] is outcome:
+        return judge._since[1]
+    return judge._steps[-1]
+
+
+def _healthy_words(judge: StreamingJudge, outcome: Outcome) -> str:
+    rate = judge._rates[-1]
+    if outcome is Outcome.HEALTHY:
+        return f"no divergence up to the end of the ramp, learning rate {rate:.4g}: Max LR is a lower bound"
+    return (
+        f"no divergence in the data, which end at step {judge._steps[-1]} of {judge.ramp_steps}, learning rate {rate:.4g}: "
+        "Max LR is a lower bound"
+    )
+
+
+def _rate_before(judge: StreamingJudge, trouble: _Trouble | None) -> float:
+    if trouble is None:
+        return judge._rates[-1]
+    return judge._rates[trouble.index - 1] if trouble.index else 0.0
+
+
+def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion) -> CriterionResult:
+    trouble = findings.met.get(criterion)
+    status = Status.MET if trouble else Status.NOT_MET
+    reason = trouble.reason if trouble else f"not met up to learning rate {judge._rates[-1]:.4g}"
+    if trouble is None and _needs_landmark(judge.landmarks, criterion):
+        status = Status.CANNOT_JUDGE
+        wanted = "a reference run" if criterion is Criterion.DEGRADATION else "the unigram entropy or a reference run"
+        reason = f"cannot judge without {wanted}"
+    return CriterionResult(
+        criterion=criterion,
+        status=status,
+        onset_step=judge._steps[trouble.index] if trouble else None,
+        max_lr=_rate_before(judge, trouble),
+        lower_bound=trouble is None,
+        reason=reason,
+    )
+
+
+def _needs_landmark(landmarks: Landmarks, criterion: Criterion) -> bool:
+    if landmarks.has_reference:
+        return False
+    return criterion is Criterion.DEGRADATION or (criterion is Criterion.STAGNATION and landmarks.unigram_entropy is None)
+
+
+def _resolution(judge: StreamingJudge) -> float:
+    rises = np.diff(judge._rates)
+    rising = rises[rises > 0]
+    return float(np.median(rising)) if len(rising) else 0.0
+
+
+def _best(judge: StreamingJudge) -> tuple[float, int | None]:
+    losses = np.asarray(judge._losses, float)
+    finite = np.flatnonzero(np.isfinite(losses))
+    if not len(finite):
+        return math.nan, None
+    level = running_median(losses[finite])
+    best = int(np.argmin(level))
+    return float(level[best]), judge._steps[int(finite[best])]

@@ -1,0 +1,424 @@
+r"""The ways to diverge, each as a function of the record so far.
+
+Notation: a run's *level* is its loss under a running median of five points. What it has learned is its first loss minus its
+lowest level; every tolerance is a share of that, or a multiple of the noise, whichever is larger, so that the same thresholds
+serve losses of any scale and sign.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probes.onset import Bend, FloatArray, date_bend, noise_deviation, running_median, trend
+
+__all__ = ["JudgeThresholds", "Lag", "LagKind", "Landmarks", "Record", "Rise", "find_lag", "find_non_finite", "find_rise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeThresholds:
+    """Every threshold of the judge; the same for all schemes.
+
+    Shares of the ramp are of its number of steps. Shares of what is learned are dimensionless.
+
+    Attributes:
+        non_finite_patience: this many losses in a row that are not finite are a divergence; fewer are one only where the data
+            end with them.
+        rise: a rise counts from this share of what the run had learned ...
+        rise_noise: ... and this many standard deviations of the noise.
+        rise_tail: share of the ramp that must follow a rise before a record that ends is held to be unrecovered.
+        rise_patience: share of the ramp after which an unrecovered rise is certain, unless the loss is on its way back.
+        plateau_margin: a plateau lower than the unigram entropy by this share of (first loss - entropy) is no stagnation.
+        plateau_patience: share of the ramp that a plateau must last when only the unigram entropy is known; certain from then.
+        gap: a run lags behind its reference from this share of what the reference had learned by that step ...
+        gap_noise: ... and this many standard deviations of the noise of the two.
+        gap_patience: share of the ramp that the lag must last up to the end of the data.
+        still_falling: a plateau still falls if its trend is more than this share of what was learned ...
+        still_falling_noise: ... and than this many standard errors.
+        blind_level: without landmarks, a plateau above this share of the first loss makes the run undecidable.
+        min_points: a run of fewer finite losses is not searched for anything but non-finite ones.
+    """
+
+    non_finite_patience: int = 5
+    rise: float = 0.05
+    rise_noise: float = 4.0
+    rise_tail: float = 0.05
+    rise_patience: float = 0.15
+    plateau_margin: float = 0.05
+    plateau_patience: float = 0.35
+    gap: float = 0.1
+    gap_noise: float = 3.0
+    gap_patience: float = 0.15
+    still_falling: float = 0.01
+    still_falling_noise: float = 4.0
+    blind_level: float = 0.55
+    min_points: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a threshold."""
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"threshold {name} must be a positive finite number, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Landmarks:
+    """What is known about a healthy run.
+
+    Attributes:
+        unigram_entropy: of the training text, nats: what a model reaches that ignores its context.
+        initial_loss: of an untrained model, nats (ln V); the first recorded loss where None.
+        reference_steps: optimizer steps of a healthy run, shape (m,), increasing; None without a reference.
+        reference_losses: its losses, shape (m,), nats.
+    """
+
+    unigram_entropy: float | None = None
+    initial_loss: float | None = None
+    reference_steps: FloatArray | None = None
+    reference_losses: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse landmarks that are not finite or do not fit together."""
+        for name in ("unigram_entropy", "initial_loss"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}")
+        if (self.reference_steps is None) != (self.reference_losses is None):
+            raise ValueError("a reference run needs both its steps and its losses")
+        if self.reference_steps is not None and self.reference_losses is not None:
+            self._set_reference(np.asarray(self.reference_steps, float), np.asarray(self.reference_losses, float))
+
+    def _set_reference(self, steps: FloatArray, losses: FloatArray) -> None:
+        if steps.shape != losses.shape or steps.ndim != 1:
+            raise ValueError(f"the reference has {steps.shape} steps and {losses.shape} losses; both must be vectors alike")
+        finite = np.isfinite(losses)
+        if finite.sum() < 2 or np.any(np.diff(steps) <= 0):
+            raise ValueError("a reference run needs at least two finite losses at increasing steps")
+        object.__setattr__(self, "reference_steps", steps[finite])
+        object.__setattr__(self, "reference_losses", losses[finite])
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a healthy run is given."""
+        return self.reference_steps is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """The finite losses of a run up to some point.
+
+    Attributes:
+        steps: shape (n,), increasing.
+        losses: shape (n,), finite.
+        ramp_steps: length of the ramp.
+        landmarks: what is known about a healthy run.
+    """
+
+    steps: FloatArray
+    losses: FloatArray
+    ramp_steps: int
+    landmarks: Landmarks
+
+    @cached_property
+    def level(self) -> FloatArray:
+        """Running median of five points."""
+        return running_median(self.losses)
+
+    @cached_property
+    def noise(self) -> float:
+        """Standard deviation from point to point."""
+        return noise_deviation(self.losses)
+
+    @cached_property
+    def initial(self) -> float:
+        """Loss of the untrained model."""
+        known = self.landmarks.initial_loss
+        return float(self.losses[0]) if known is None else known
+
+    @cached_property
+    def lasting_level(self) -> FloatArray:
+        """Running median of 2 % of the ramp: what is left when short spikes are gone."""
+        spacing = (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
+        return running_median(self.losses, max(5, round(0.02 * self.ramp_steps / max(spacing, 1e-9))) | 1)
+
+    def until(self, stop: int) -> Record:
+        """The first points alone."""
+        return Record(self.steps[:stop], self.losses[:stop], self.ramp_steps, self.landmarks)
+
+    def share(self, first: int, last: int = -1) -> float:
+        """Length between two points as a share of the ramp."""
+        return float(self.steps[last] - self.steps[first]) / self.ramp_steps
+
+
+def find_non_finite(losses: FloatArray, thresholds: JudgeThresholds) -> int | None:
+    """Index of the first of the losses that are not finite and stay so, or None.
+
+    Args:
+        losses: shape (n,).
+        thresholds: how many in a row are enough where the data go on.
+
+    Returns:
+        The index; a stretch at the end of the data counts however short.
+
+    Example:
+        >>> find_non_finite(np.array([5.0, 4.0, 3.0, np.nan, np.nan]), JudgeThresholds())
+        3
+    """
+    bad = np.concatenate([[False], ~np.isfinite(losses), [False]])
+    edges = np.flatnonzero(bad[1:] != bad[:-1])
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        if stop - start >= thresholds.non_finite_patience or stop == len(losses):
+            return int(start)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """The loss left its level and has not been back.
+
+    Attributes:
+        index: of the first point of the trouble, dated back.
+        recognised: index of the first point after which the level stays too high.
+        before: level before, nats.
+        after: lowest level since, nats.
+        settled: whether enough of the ramp has followed to call it unrecovered.
+        certain: whether looking further is pointless.
+    """
+
+    index: int
+    recognised: int
+    before: float
+    after: float
+    settled: bool
+    certain: bool
+
+
+def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
+    """The first point from which on the level stays above the lowest level before, by more than the tolerance.
+
+    Transient spikes come back and are therefore never found, whatever their height.
+
+    Args:
+        record: finite losses.
+        thresholds: the tolerances.
+
+    Returns:
+        The rise, or None.
+    """
+    level = record.level
+    lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(level)[:-1]])
+    lowest_after = np.minimum.accumulate(level[::-1])[::-1]
+    learned = np.maximum(record.initial - lowest_before, 0.05 * abs(record.initial))
+    tolerance = np.maximum(thresholds.rise * learned, thresholds.rise_noise * record.noise)
+    risen = np.flatnonzero(lowest_after[1:] - lowest_before[1:] > tolerance[1:])
+    if not len(risen):
+        return None
+    recognised = int(risen[0]) + 1
+    before = float(lowest_before[recognised])
+    lasted = record.share(recognised)
+    enough_points = len(level) - recognised >= thresholds.min_points
+    return Rise(
+        index=_date_rise(record, recognised, before, lowest_after),
+        recognised=recognised,
+        before=before,
+        after=float(lowest_after[recognised]),
+        settled=enough_points and lasted >= thresholds.rise_tail,
+        certain=enough_points
+        and lasted >= thresholds.rise_patience
+        and not _returns(record, recognised, before + float(tolerance[recognised])),
+    )
+
+
+def _returns(record: Record, recognised: int, target: float) -> bool:
+    """Whether the trend of the second half since the rise would bring the level back before the end of the ramp."""
+    half = (recognised + len(record.losses)) // 2
+    rise, error = trend(record.steps[half:], record.level[half:])
+    if rise > -2 * error or rise >= 0:
+        return False
+    pace = rise / (record.steps[-1] - record.steps[half])
+    left = record.ramp_steps - record.steps[-1]
+    return bool(float(np.median(record.level[half:])) + pace * left < target)
+
+
+def _date_rise(record: Record, recognised: int, before: float, lowest_after: FloatArray) -> int:
+    level = record.level
+    top = float(lowest_after[-3:].min()) if len(lowest_after) - recognised > 3 else float(lowest_after[-1])
+    half_way = recognised + int(np.argmax(lowest_after[recognised:] >= before + 0.6 * (top - before)))
+    bottom = int(np.argmin(level[:recognised]))
+    base = float(np.median(level[max(0, bottom - 5) : min(bottom + 6, recognised)]))
+    at_base = np.flatnonzero(level[:half_way] <= base + 1.5 * record.noise)
+    last = int(at_base[-1]) if len(at_base) else recognised - 1
+    if half_way - last <= 4:
+        return _first_jump(record, last, recognised, base)
+    return _bend_up(record, last, half_way)
+
+
+def _first_jump(record: Record, last: int, recognised: int, base: float) -> int:
+    """A sharp rise: the first of the neighbouring points whose own loss stands out of the noise."""
+    index = min(last + 1, recognised)
+    while index > 1 and index > recognised - 6 and record.losses[index - 1] > base + 4 * record.noise:
+        index -= 1
+    return index
+
+
+def _bend_up(record: Record, last: int, half_way: int) -> int:
+    """A slow rise: the bend between what came before and the first half of the rise, earlier spikes cut off."""
+    start = max(0, last - 2 * (half_way - last) - 20)
+    ceiling = np.minimum.accumulate(record.level[: last + 1]) + 3 * record.noise
+    values = np.concatenate([np.minimum(record.level[: last + 1], ceiling), record.level[last + 1 :]])
+    tau = date_bend(record.steps[start : half_way + 1], values[start : half_way + 1], Bend.FREE)
+    return int(np.searchsorted(record.steps, tau, side="right"))
+
+
+class LagKind(Enum):
+    """How a run lags behind."""
+
+    FLAT = "stands still"
+    FALLING = "still falls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """The run stands too high, to the end of the record.
+
+    Attributes:
+        kind: standing still or falling.
+        index: first point of the trouble, dated back.
+        level: level at the end, nats.
+        expected: level that a healthy run is known to reach by then, nats.
+        certain: whether looking further is pointless.
+    """
+
+    kind: LagKind
+    index: int
+    level: float
+    expected: float
+    certain: bool
+
+
+def find_lag(record: Record, thresholds: JudgeThresholds) -> Lag | None:
+    """Stagnation or degradation: standing above a healthy run up to the end of the record.
+
+    With a reference, above means above the reference at the same step. With the unigram entropy alone it means not below the
+    entropy, and only standing still counts. Without either, nothing is found.
+
+    Args:
+        record: finite losses, up to a rise if there is one.
+        thresholds: the tolerances.
+
+    Returns:
+        The lag, or None.
+    """
+    if record.landmarks.has_reference:
+        return _lag_behind_reference(record, thresholds)
+    if record.landmarks.unigram_entropy is None:
+        return None
+    entropy = record.landmarks.unigram_entropy
+    limit = entropy - thresholds.plateau_margin * max(record.initial - entropy, 0.0)
+    return find_plateau(record, thresholds, limit, entropy)
+
+
+def find_plateau(record: Record, thresholds: JudgeThresholds, limit: float, expected: float) -> Lag | None:
+    """A plateau above a limit that lasts to the end of the record and for ``plateau_patience``."""
+    start = _last_stretch(record.lasting_level > limit)
+    if start is None or record.share(start) < thresholds.plateau_patience:
+        return None
+    knee = _date_knee(record, start)
+    if record.share(knee) < thresholds.plateau_patience or _falls(record, knee, thresholds):
+        return None
+    return Lag(kind=LagKind.FLAT, index=knee, level=_end_level(record, knee), expected=expected, certain=True)
+
+
+def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | None:
+    reference = _reference_at(record)
+    inside = np.flatnonzero(np.isfinite(reference.losses))
+    if len(inside) < thresholds.min_points:
+        return None
+    record, reference = record.until(int(inside[-1]) + 1), reference.until(int(inside[-1]) + 1)
+    first = int(inside[0])
+    healthy = reference.lasting_level
+    learned = np.maximum(reference.initial - healthy, 0.02 * abs(reference.initial))
+    noise = math.hypot(record.noise, reference.noise)
+    above = record.lasting_level - healthy > np.maximum(thresholds.gap * learned, thresholds.gap_noise * noise)
+    above[:first] = False
+    start = _last_stretch(above)
+    if start is None or len(above) - start < thresholds.min_points or record.share(start) < thresholds.gap_patience:
+        return None
+    departure = _date_departure(record, reference, first, start)
+    knee = _date_knee(record, 0)
+    flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
+    flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.3 * record.share(departure))
+    end, expected = _end_level(record, knee), float(healthy[-1])
+    if not flat:
+        return Lag(kind=LagKind.FALLING, index=departure, level=end, expected=expected, certain=False)
+    certain = min(record.share(knee), record.share(start)) >= thresholds.plateau_patience
+    return Lag(kind=LagKind.FLAT, index=knee, level=end, expected=expected, certain=certain)
+
+
+def _reference_at(record: Record) -> Record:
+    """The reference at the run's steps; not a number beyond its ends."""
+    steps, losses = record.landmarks.reference_steps, record.landmarks.reference_losses
+    assert steps is not None  # the caller has looked
+    assert losses is not None
+    values = np.interp(record.steps, steps, losses, left=np.nan, right=np.nan)
+    inside = np.flatnonzero(np.isfinite(values))
+    if len(inside):
+        values[: inside[0]] = values[inside[0]]
+    return Record(record.steps, values, record.ramp_steps, Landmarks())
+
+
+def _last_stretch(condition: NDArray[np.bool_]) -> int | None:
+    """Index from which on the condition holds to the end; None where it does not hold at the end."""
+    failures = np.flatnonzero(~condition)
+    start = int(failures[-1]) + 1 if len(failures) else 0
+    return start if start < len(condition) else None
+
+
+def _end_level(record: Record, start: int) -> float:
+    """Median of the last third since a point."""
+    return float(np.median(record.losses[start + 2 * (len(record.losses) - start) // 3 :]))
+
+
+def _band(record: Record, start: int) -> float:
+    """Half-width within which a plateau counts as reached."""
+    return max(2 * record.noise, 0.01 * abs(float(record.losses[start]) - _end_level(record, start)))
+
+
+def _date_knee(record: Record, start: int) -> int:
+    """Where a fall, or a rise, from ``start`` on ends in the plateau at the end of the record."""
+    level = record.level[start:]
+    plateau, band = _end_level(record, start), _band(record, start)
+    outside = abs(level[0] - plateau) > band
+    if not outside:
+        return start
+    reached = int(np.argmax(np.abs(level - plateau) <= band))
+    height = abs(level[0] - plateau)
+    near = np.flatnonzero(np.abs(level[: reached + 1] - plateau) > max(0.2 * height, 6 * record.noise))
+    first = min(int(near[-1]) + 1 if len(near) else 0, max(reached - 4, 0))
+    last = min(len(level), reached + 2 * max(reached - first, 5))
+    window = slice(start + first, start + last)
+    tau = date_bend(record.steps[window], record.level[window], Bend.LEVEL_AFTER)
+    return int(np.searchsorted(record.steps, tau))
+
+
+def _falls(record: Record, knee: int, thresholds: JudgeThresholds) -> bool:
+    rise, error = trend(record.steps[knee:], record.losses[knee:])
+    learned = max(record.initial - _end_level(record, knee), 0.0)
+    return -rise > max(thresholds.still_falling * learned, thresholds.still_falling_noise * error)
+
+
+def _date_departure(record: Record, reference: Record, first: int, start: int) -> int:
+    """Where the gap to the reference begins to open."""
+    gap = record.level - reference.level
+    if start <= first:
+        return first
+    stop = min(len(gap), start + max(start - first, 10))
+    window = slice(max(first, start - 2 * (stop - start) - 20), stop)
+    tau = date_bend(record.steps[window], gap[window], Bend.LEVEL_BEFORE)
+    return int(np.searchsorted(record.steps, tau, side="right"))

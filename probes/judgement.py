@@ -1,0 +1,196 @@
+r"""The answer of the judge: whether, when and how a run of rising learning rate diverged.
+
+Max LR is the learning rate at the last point before the onset. A run that does not diverge gives a lower bound.
+
+Source: Chen & Wei 2026, arXiv:2601.19895, section 5.1 (three kinds; not-a-number is added as a fourth).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Criterion", "CriterionResult", "Judgement", "Outcome", "Status"]
+
+
+class Outcome(str, Enum):
+    """What became of the run."""
+
+    HEALTHY = "healthy"
+    """No divergence up to the peak: Max LR is a lower bound."""
+    NON_FINITE = "non_finite"
+    STAGNATION = "stagnation"
+    IRRECOVERABLE_SPIKE = "irrecoverable_spike"
+    """A rise, sharp or slow, after which the loss never returns to its level before."""
+    DEGRADATION = "degradation"
+    INCOMPLETE = "incomplete"
+    """The data end before the ramp does, or during a spike: Max LR is a lower bound."""
+    CANNOT_JUDGE = "cannot_judge"
+    """The loss stands still early, and nothing says where a healthy run would be: Max LR is a lower bound."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether this is a kind of divergence."""
+        return self in _DIVERGED
+
+    @property
+    def words(self) -> str:
+        """As it stands in a sentence."""
+        return self.value.replace("_", " ").replace("non finite", "non-finite")
+
+
+_DIVERGED = frozenset({Outcome.NON_FINITE, Outcome.STAGNATION, Outcome.IRRECOVERABLE_SPIKE, Outcome.DEGRADATION})
+
+
+class Criterion(str, Enum):
+    """The ways to diverge, each judged for itself."""
+
+    NON_FINITE = "non_finite"
+    IRRECOVERABLE_SPIKE = "irrecoverable_spike"
+    STAGNATION = "stagnation"
+    DEGRADATION = "degradation"
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of a run that this criterion decides."""
+        return Outcome(self.value)
+
+
+class Status(str, Enum):
+    """What a criterion says."""
+
+    MET = "met"
+    NOT_MET = "not_met"
+    CANNOT_JUDGE = "cannot_judge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriterionResult:
+    """One criterion by itself.
+
+    Attributes:
+        criterion: which.
+        status: met, not met, or not decidable with what is known.
+        onset_step: optimizer step at which the trouble begins; None where it is not met.
+        max_lr: learning rate at the last point before the onset, 0 where there is none; of the last point where it is not met.
+        lower_bound: whether the true value may be larger.
+        reason: in words, with numbers.
+    """
+
+    criterion: Criterion
+    status: Status
+    onset_step: int | None
+    max_lr: float
+    lower_bound: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What became of a run, and the largest learning rate that it tolerated.
+
+    Attributes:
+        outcome: the kind.
+        onset_step: optimizer step at which the trouble begins, dated back; None where there is none.
+        detected_step: step at which it was recognised; None where there is none.
+        max_lr: learning rate at the last point before the onset (0 where the first point is bad already); of the last point
+            of a run without divergence.
+        lower_bound: whether ``max_lr`` is only known to be tolerated, and the true value may be larger.
+        resolution: learning rate from one point to the next (median), the step in which Max LR can be told.
+        best_loss: lowest loss reached (running median of five points), nats; NaN without a finite loss.
+        best_step: where.
+        last_step: last step judged.
+        ramp_steps: length of the ramp.
+        criteria: every criterion by itself.
+        reasons: in words, with numbers; the first says what decided.
+        early: whether the judge was certain before the end of the ramp and looked no further.
+    """
+
+    outcome: Outcome
+    onset_step: int | None
+    detected_step: int | None
+    max_lr: float
+    lower_bound: bool
+    resolution: float
+    best_loss: float
+    best_step: int | None
+    last_step: int
+    ramp_steps: int
+    criteria: tuple[CriterionResult, ...]
+    reasons: tuple[str, ...]
+    early: bool
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run diverged."""
+        return self.outcome.diverged
+
+    def criterion(self, criterion: Criterion) -> CriterionResult:
+        """The result of one criterion."""
+        return next(result for result in self.criteria if result.criterion is criterion)
+
+    def verdict(self) -> str:
+        """One sentence: kind, onset, Max LR and resolution."""
+        bound = f"{'>= ' if self.lower_bound else ''}{self.max_lr:.4g}"
+        where = "" if self.onset_step is None else f" from step {self.onset_step} of {self.ramp_steps}"
+        if self.outcome is Outcome.HEALTHY:
+            where = f": no divergence up to the end of the ramp (step {self.last_step})"
+        elif self.outcome is Outcome.INCOMPLETE:
+            where = f": no divergence, but the data end at step {self.last_step} of {self.ramp_steps}{where and f', trouble{where}'}"
+        return f"{self.outcome.words}{where}; Max LR {bound} (resolution {self.resolution:.2g})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tidy rows, one per criterion and one for the whole (``criterion`` = ``overall``).
+
+        Returns:
+            Columns criterion, status, onset_step, max_lr, lower_bound, resolution, best_loss, reason.
+        """
+        import pandas as pd
+
+        overall = {
+            "criterion": "overall",
+            "status": self.outcome.value,
+            "onset_step": self.onset_step,
+            "max_lr": self.max_lr,
+            "lower_bound": self.lower_bound,
+            "reason": self.reasons[0],
+        }
+        rows = [overall, *map(_row, self.criteria)]
+        frame = pd.DataFrame(rows).assign(resolution=self.resolution, best_loss=self.best_loss)
+        frame["onset_step"] = frame["onset_step"].astype("Int64")
+        return frame
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values that JSON can hold; a best loss that is not finite is None."""
+        return {
+            "outcome": self.outcome.value,
+            "diverged": self.diverged,
+            "onset_step": self.onset_step,
+            "detected_step": self.detected_step,
+            "max_lr": self.max_lr,
+            "lower_bound": self.lower_bound,
+            "resolution": self.resolution,
+            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+            "best_step": self.best_step,
+            "last_step": self.last_step,
+            "ramp_steps": self.ramp_steps,
+            "early": self.early,
+            "reasons": list(self.reasons),
+            "criteria": [_row(result) for result in self.criteria],
+        }
+
+
+def _row(result: CriterionResult) -> dict[str, Any]:
+    return {
+        "criterion": result.criterion.value,
+        "status": result.status.value,
+        "onset_step": result.onset_step,
+        "max_lr": result.max_lr,
+        "lower_bound": result.lower_bound,
+        "reason": result.reason,
+    }

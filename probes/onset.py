@@ -1,0 +1,155 @@
+r"""Where a curve changes: robust smoothing, the size of its noise, and least-squares dating of a bend.
+
+A trouble is recognised late and dated back. Dating fits two straight pieces that meet at tau,
+
+.. math:: y(t) = c_0 + c_1 t + c_2 \max(0, t - \tau),
+
+to a window around the recognised place and takes the tau with the smallest sum of squares. Windows are short against the ramp
+and smoothing is a running median of five points, which keeps edges in place: a fall that ends at step 30 of 5,000 is still
+dated to a step or two.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import median_filter
+
+__all__ = ["Bend", "FloatArray", "date_bend", "noise_deviation", "running_median", "trend"]
+
+FloatArray: TypeAlias = "NDArray[np.float64]"
+
+_MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+_MAX_CANDIDATES = 160
+_MAX_POINTS = 640
+_NOISE_WINDOW = 31
+
+
+class Bend(Enum):
+    """What the two pieces are allowed to do."""
+
+    FREE = "any slope before, another after"
+    LEVEL_BEFORE = "level before, any slope after"
+    LEVEL_AFTER = "any slope before, level after"
+
+
+def running_median(values: FloatArray, window: int = 5) -> FloatArray:
+    """Median over a centred window; the first and last values are repeated beyond the ends.
+
+    Args:
+        values: shape (n,), finite.
+        window: points, odd.
+
+    Returns:
+        Shape (n,).
+
+    Example:
+        >>> running_median(np.array([3.0, 3.0, 9.0, 3.0, 3.0]), 3).tolist()
+        [3.0, 3.0, 3.0, 3.0, 3.0]
+    """
+    if window < 3 or len(values) < 3:
+        return values.copy()
+    smooth: FloatArray = median_filter(values, size=window, mode="nearest")
+    return smooth
+
+
+def noise_deviation(values: FloatArray) -> float:
+    """Standard deviation of the fluctuation from point to point, by the median absolute residual, so that spikes do not count.
+
+    Args:
+        values: shape (n,), finite, same unit as the result.
+
+    Returns:
+        The deviation about a running median of at most 31 points; 0 for fewer than five points.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> round(noise_deviation(5 - np.linspace(0, 1, 4000) + 0.1 * rng.standard_normal(4000)), 2)
+        0.1
+    """
+    if len(values) < 5:
+        return 0.0
+    window = min(_NOISE_WINDOW, max(5, len(values) // 8) | 1)
+    residual = np.abs(values - running_median(values, window))
+    return float(_MAD_TO_DEVIATION * np.median(residual) * math.sqrt(1 + math.pi / (2 * window)))
+
+
+def trend(positions: FloatArray, values: FloatArray) -> tuple[float, float]:
+    """Rise of the least-squares line over the whole range, and its standard error.
+
+    The error allows for neighbouring residuals that go together: it is that of independent ones times
+    sqrt((1 + r) / (1 - r)), r their lag-one correlation.
+
+    Args:
+        positions: shape (n,), increasing.
+        values: shape (n,), finite.
+
+    Returns:
+        (rise from first to last position, standard error), both in the values' unit; (0, infinity) for fewer than five.
+
+    Example:
+        >>> rise, error = trend(np.arange(5.0), np.array([4.0, 3.0, 2.0, 1.0, 0.0]))
+        >>> round(rise, 9), round(error, 9)
+        (-4.0, 0.0)
+    """
+    n = len(values)
+    if n < 5:
+        return 0.0, math.inf
+    centred = positions - positions.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ values) / spread
+    residual = values - values.mean() - slope * centred
+    square = float(residual @ residual)
+    correlation = float(residual[1:] @ residual[:-1]) / square if square > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.95)
+    error = math.sqrt(square / (n - 2) / spread * (1 + correlation) / (1 - correlation))
+    length = float(positions[-1] - positions[0])
+    return slope * length, error * length
+
+
+def date_bend(positions: FloatArray, values: FloatArray, bend: Bend) -> float:
+    """The position tau at which two straight pieces meet, by least squares over a grid of the positions.
+
+    Args:
+        positions: shape (n,), increasing, n >= 1.
+        values: shape (n,), finite.
+        bend: which of the pieces is level.
+
+    Returns:
+        One of the positions (the first and the last are never chosen where there are four or more).
+
+    Example:
+        >>> t = np.arange(20.0)
+        >>> date_bend(t, np.maximum(0, t - 12), Bend.LEVEL_BEFORE)
+        12.0
+    """
+    stride = -(-len(values) // _MAX_POINTS)
+    t, y = positions[::stride], values[::stride]
+    inner = t[1:-1] if len(t) >= 4 else t
+    candidates = inner[:: -(-len(inner) // _MAX_CANDIDATES)]
+    coarse = _best(candidates, t, y, bend)
+    width = float(candidates[1] - candidates[0]) if len(candidates) > 1 else 0.0
+    near = positions[1:-1] if len(positions) >= 4 else positions
+    fine = near[(near >= coarse - width) & (near <= coarse + width)]
+    return _best(fine[:: -(-len(fine) // _MAX_CANDIDATES)], t, y, bend) if len(fine) else coarse
+
+
+def _best(candidates: FloatArray, t: FloatArray, y: FloatArray, bend: Bend) -> float:
+    return float(candidates[int(np.argmin([_squares(tau, t, y, bend) for tau in candidates]))])
+
+
+def _squares(tau: float, t: FloatArray, y: FloatArray, bend: Bend) -> float:
+    columns = [np.ones_like(t)]
+    if bend is not Bend.LEVEL_BEFORE:
+        columns.append(np.minimum(0, t - tau))
+    if bend is not Bend.LEVEL_AFTER:
+        columns.append(np.maximum(0, t - tau))
+    design = np.stack(columns, axis=1)
+    gram = design.T @ design
+    gram += 1e-12 * np.trace(gram) * np.eye(len(gram))  # a piece without points leaves its slope free
+    residual = y - design @ np.linalg.solve(gram, design.T @ y)
+    return float(residual @ residual)
