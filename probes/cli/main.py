@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, schemes
+from probes.cli import grad_norm, schemes, theory, verify
 
 __all__ = ["app", "main"]
 
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 grad_norm.register(app)
 schemes.register(app)
+theory.register(app)
+verify.register(app)
 
 
 @app.callback()  # without one, an application of a single command would drop that command's name
@@ -44,7 +46,8 @@ def main() -> None:
 
 def _is_user_error(error: Exception) -> bool:
     from keel_theory.depth_expression import DepthExpressionError
+    from keel_theory.errors import TheoryError
     from keel_theory.spec import SchemeError
     from probes.errors import KeelError
 
-    return isinstance(error, (KeelError, SchemeError, DepthExpressionError))
+    return isinstance(error, (KeelError, SchemeError, DepthExpressionError, TheoryError))
