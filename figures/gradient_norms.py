@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from figures._style import GALLERY, paper_style, save_figure
 
@@ -25,6 +25,7 @@ __all__ = ["compute", "draw", "main"]
 _COLORS = {"attention": "#0077bb", "ffn": "#ee7733", "block": "#009988", "stream": "#333333", "shortcut": "#cc3311"}
 _MARKERS = {"attention": "o", "ffn": "^", "block": "s"}
 _NAMES = {"attention": "attention", "ffn": "FFN", "block": "whole block"}
+_MANY = 200
 _WORDS = {"zero": "exactly 0", "nan": "NaN", "inf": "infinite", "none": "no gradient"}
 
 
@@ -61,7 +62,7 @@ def draw(frame: pd.DataFrame, title: str | None = None) -> Figure:
     import matplotlib.pyplot as plt
 
     with paper_style():
-        figure, (above, below) = plt.subplots(2, 1, figsize=(6.4, 5.2), sharex=True, layout="constrained")
+        figure, (above, below) = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, layout="constrained")
         _draw_stream(above, frame)
         _draw_parameters(below, frame)
         first = frame.iloc[0]
@@ -73,73 +74,79 @@ def draw(frame: pd.DataFrame, title: str | None = None) -> Figure:
 
 def _draw_stream(axes: Axes, frame: pd.DataFrame) -> None:
     boundaries = frame[frame.kind == "boundary"]
-    size = _marker_size(len(boundaries) // 4)
     full = boundaries[boundaries.metric == "stream_grad_norm"]
-    alone = boundaries[boundaries.metric == "shortcut_grad_norm"]
+    alone = boundaries[(boundaries.metric == "shortcut_grad_norm") & (boundaries.status != "none")]
     axes.set_yscale("log")
     _line(axes, alone, "index", color=_COLORS["shortcut"], linestyle="--", label="shortcut only (branches held constant)")
-    _line(axes, full, "index", color=_COLORS["stream"], marker=".", markersize=size, label="full gradient")
+    inside = full[full.place != "final norm"]
+    _line(axes, inside, "index", color=_COLORS["stream"], linewidth=0.9, label="full gradient")
+    size = _marker_size(len(full))
+    for kind, marker in _MARKERS.items():
+        after = inside[inside.place.str.endswith(f" {kind}")]
+        if not after.empty:
+            style: dict[str, Any] = {"color": _COLORS[kind], "marker": marker, "linestyle": "none", "mew": 0, "zorder": 3}
+            _line(axes, after, "index", markersize=size, label=f"after {_NAMES[kind]}", **style)
+    last = full[full.place == "final norm"]
+    if not last.empty:
+        style = {"color": _COLORS["stream"], "marker": "D", "mfc": "white", "linestyle": "none"}
+        _line(axes, last, "index", markersize=4, label="after the final norm", **style)
     axes.set_ylabel("stream gradient norm\n(nats/token per unit)")
-    axes.legend(loc="best")
+    _legend(axes)
     _mark_missing(axes, full, "index")
 
 
 def _draw_parameters(axes: Axes, frame: pd.DataFrame) -> None:
     rows = frame[(frame.metric == "param_grad_norm") & (frame["sublayer"] >= 0)]
     axes.set_yscale("log")
+    size = _marker_size(len(rows))
     for kind, group in rows.groupby("kind", sort=True):
-        style = {"color": _COLORS[str(kind)], "marker": _MARKERS[str(kind)], "linestyle": "none"}
-        _line(
-            axes,
-            group,
-            "sublayer",
-            markersize=_marker_size(len(rows)),
-            label=_NAMES[str(kind)],
-            offset=1,
-            mew=0,
-            alpha=0.9,
-            **style,
-        )
+        style: dict[str, Any] = {"color": _COLORS[str(kind)], "marker": _MARKERS[str(kind)], "linestyle": "none", "mew": 0}
+        _line(axes, group, "sublayer", markersize=size, label=_NAMES[str(kind)], offset=1, **style)
     axes.set_ylabel("parameter gradient norm\n(nats/token per unit)")
-    axes.legend(loc="best", ncols=2)
+    _legend(axes)
     _mark_missing(axes, rows, "sublayer", offset=1)
 
 
-def _line(axes: Axes, rows: pd.DataFrame, x: str, *, offset: int = 0, **style: object) -> None:
+def _legend(axes: Axes) -> None:
+    """Above the axes, where it covers no point."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.2, markerscale=1.5)
+
+
+def _line(axes: Axes, rows: pd.DataFrame, x: str, *, offset: int = 0, **style: Any) -> None:
     """Points with a place on a log axis; the line breaks where there is none. Whiskers are one standard error."""
     drawable = rows.status.isin(["ok", "underflow"])
     value = rows.value.where(drawable)
     error = rows.standard_error.where(rows.standard_error < rows.value).fillna(0)  # none for a single batch
-    axes.errorbar(rows[x] + offset, value, yerr=error, elinewidth=0.6, **style)  # type: ignore[arg-type]
+    faint = len(rows) > _MANY
+    axes.errorbar(rows[x] + offset, value, yerr=error, elinewidth=0.2 if faint else 0.6, **style)
 
 
 def _mark_missing(axes: Axes, rows: pd.DataFrame, x: str, *, offset: int = 0) -> None:
     """Crosses at the edge of the axes for what no log axis can show, and in words how many."""
     for height, statuses in ((0.02, ("zero", "none")), (0.98, ("nan", "inf"))):
-        for status in statuses:
+        for position, status in enumerate(statuses):
             places = rows.loc[rows.status == status, x] + offset
             if places.empty:
                 continue
             axes.plot(
                 places, [height] * len(places), "x", color="#ee3377", transform=axes.get_xaxis_transform(), clip_on=False, ms=4
             )
-            align = "bottom" if height < 0.5 else "top"
-            shift = 0.06 if height < 0.5 else -0.06
+            low = height < 0.5
             axes.text(
-                0.5,
-                height + shift,
+                0.25 + 0.5 * position,
+                height + (0.06 if low else -0.06),
                 f"× {_WORDS[status]}: {len(places)} of {len(rows)}",
                 color="#ee3377",
                 transform=axes.transAxes,
                 ha="center",
-                va=align,
+                va="bottom" if low else "top",
                 fontsize="small",
             )
 
 
 def _marker_size(n_points: int) -> float:
     """From 6 points to over 1,000: large enough to see, small enough not to merge."""
-    return max(1.2, min(5.0, 60.0 / max(n_points, 1) ** 0.6))
+    return float(max(1.2, min(4.5, 45.0 / max(n_points, 1) ** 0.6)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

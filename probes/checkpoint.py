@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from probes.layout import ResidualLayout
 from probes.loading import Loaded, gguf_parsed_once, load_gguf, load_safetensors, quietly
 from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
 from probes.weight_files import WeightFiles, find_weight_files, read_json
+
+if TYPE_CHECKING:
+    from probes.config import ModelConfig
 
 __all__ = ["Checkpoint", "load_checkpoint"]
 
@@ -191,13 +194,23 @@ def _load_own(folder: Path, settings: Mapping[str, Any], files: WeightFiles, dty
         raise CheckpointError(f"a model of the toolkit computes in {', '.join(get_args(ComputeDtype))}, not in {name}")
     model = load_model(folder, compute_dtype=cast("ComputeDtype | None", name))
     vocab_size = model.config.vocab_size
-    warnings = files.warnings
+    warnings = files.warnings + _narrow_compute(model.config)
     if settings.get("tokenizer", ByteTokenizer.name) != ByteTokenizer.name or vocab_size < 256:
         tokenizer, lacking = folder_tokenizer(folder, vocab_size)
         warnings += lacking
     else:
         tokenizer = ByteTokenizer(vocab_size)
     return _checkpoint(Loaded(model), tokenizer, str(folder), files.float_dtypes[0], warnings)
+
+
+def _narrow_compute(config: ModelConfig) -> tuple[str, ...]:
+    if config.compute_dtype == str(config.stream_dtype).removeprefix("torch."):
+        return ()
+    scale = max(spec.shortcut_scale for spec in config.specs())
+    return (
+        f"attention and FFN compute in {config.compute_dtype}; weights and the residual stream stay in float32, since at a "
+        f"shortcut scale (here {scale:g}) a {config.compute_dtype} stream rounds the branch away",
+    )
 
 
 def _load_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:

@@ -399,7 +399,8 @@ def _head(model: nn.Module, family: Family) -> Head:
     return Head(
         backbone=run,
         logits=logits,
-        linear=projection if family.linear_head and softcap is None else None,
+        linear=projection if family.linear_head else None,
+        softcap=softcap,
         modules=tuple(module for module in family.head if _has(model, module)),
     )
 

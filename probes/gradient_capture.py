@@ -71,7 +71,7 @@ def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capt
         The readings. All hooks are gone and all gradients released, also after an exception.
     """
     result = Capture()
-    stream = _StreamReader(layout, result)
+    stream = _StreamReader(layout, result, len(batch.inputs))
     parameters = _ParameterReader(model, layout, result)
     try:
         with ExitStack() as stack:
@@ -132,9 +132,13 @@ def _rms(tensor: Tensor) -> Tensor:
     return l2_norm(tensor) / math.sqrt(max(tensor.numel(), 1))
 
 
-def _token_cosine(stream_BTD: Tensor) -> Tensor:
-    r"""Mean cosine between different positions, :math:`(\|\sum_t \hat x_t\|^2 - T) / (T (T - 1))`, averaged over sequences."""
-    x_BTD = stream_BTD.detach() if stream_BTD.dtype == torch.float64 else stream_BTD.detach().float()
+def _token_cosine(stream: Tensor, n_sequences: int) -> Tensor:
+    r"""Mean cosine between different positions, :math:`(\|\sum_t \hat x_t\|^2 - T) / (T (T - 1))`, averaged over sequences.
+
+    The stream may be flat, (B T, D), as some models keep it inside a block.
+    """
+    x_BTD = stream.detach().reshape(n_sequences, -1, stream.shape[-1])
+    x_BTD = x_BTD if x_BTD.dtype == torch.float64 else x_BTD.float()
     length_BT = torch.linalg.vector_norm(x_BTD, dim=-1)
     total_BD = torch.einsum("btd,bt->bd", x_BTD, torch.where(length_BT > 0, 1 / length_BT, 0))
     n = x_BTD.shape[1]
@@ -144,8 +148,8 @@ def _token_cosine(stream_BTD: Tensor) -> Tensor:
 class _StreamReader:
     """Reads the stream at every boundary, forward and backward, and carries the shortcut-only gradient down."""
 
-    def __init__(self, layout: ResidualLayout, result: Capture) -> None:
-        self.layout, self.result = layout, result
+    def __init__(self, layout: ResidualLayout, result: Capture, n_sequences: int) -> None:
+        self.layout, self.result, self.n_sequences = layout, result, n_sequences
         self.sublayers = layout.sublayers
         self.top = self.sublayers[-1].boundary_out
         self.below: dict[int, tuple[int, SublayerLayout]] = {s.boundary_in: (i, s) for i, s in enumerate(self.sublayers)}
@@ -165,7 +169,7 @@ class _StreamReader:
     def _read_stream(self, index: int, stream_BTD: Tensor) -> None:
         self.result.stream_rms[index] = _rms(stream_BTD)
         self.result.narrowest_stream = min(self.result.narrowest_stream, stream_BTD.dtype, key=lambda dtype: dtype.itemsize)
-        self.result.token_cosine[index] = _token_cosine(stream_BTD)
+        self.result.token_cosine[index] = _token_cosine(stream_BTD, self.n_sequences)
         if index in self.below and self.below[index][1].combine is not None:
             self.held_stream[index] = stream_BTD.detach()
         if not stream_BTD.requires_grad:

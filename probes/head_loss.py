@@ -26,7 +26,7 @@ from probes.norms import l2_norm
 __all__ = ["HeadGradient", "head_gradient"]
 
 _MIB = 1 << 20
-_TILE_BYTES = 112 * _MIB
+_TILE_BYTES = 96 * _MIB
 _BLOCK_BYTES = 16 * _MIB
 
 
@@ -143,6 +143,7 @@ class _LinearHead:
             partition = torch.logaddexp(partition, torch.cat([group.logsumexp(dim=1) for group in groups]))
             here = self._targets_in(start, stop)
             target[here] = logits[here, self.targets_N[here] - start]
+            del logits, groups  # or two tiles would live at once
         return partition, target
 
     def _targets_in(self, start: int, stop: int) -> Tensor:

@@ -153,5 +153,6 @@ def _sublayer_layout(index: int, sublayer: ResidualSublayer, prefix: str) -> Sub
         branch=Tap(f"{name}.branch", Side.OUTPUT),
         modules=(name,),
         norms=tuple(NormSite(module=f"{name}.{site}", role=role) for site, role in sites if site in present),
+        shortcut_scale=float(torch.as_tensor(sublayer.shortcut_scale).detach().abs().amax()),
         combine=None if sublayer.is_plain_sum else sublayer.shortcut,
     )

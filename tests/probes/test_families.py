@@ -137,8 +137,11 @@ def test_backbone_and_head_give_the_models_logits_exactly(tiny):
     assert torch.equal(layout.head.logits(hidden), logits)
     torch.testing.assert_close(layout.head.logits(hidden.flatten(0, 1)), logits.flatten(0, 1), rtol=1e-12, atol=1e-12)
     if layout.head.linear is not None:
-        assert torch.equal(nn.functional.linear(hidden, layout.head.linear.weight, layout.head.linear.bias), logits)
-    assert (layout.head.linear is None) == (model.config.model_type in {"bert", "gemma2"})
+        plain = nn.functional.linear(hidden, layout.head.linear.weight, layout.head.linear.bias)
+        cap = layout.head.softcap
+        assert torch.equal(plain if cap is None else torch.tanh(plain / cap) * cap, logits)
+    assert (layout.head.linear is None) == (model.config.model_type == "bert")
+    assert (layout.head.softcap is None) == (model.config.model_type != "gemma2")
 
 
 def test_every_parameter_belongs_to_exactly_one_part(tiny):

@@ -1,0 +1,209 @@
+"""``keel grad-norm``: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from probes.cli import main as entry
+from probes.config import tiny
+from probes.model import Transformer
+from probes.saving import save_model
+from tests.probes._tiny import tiny_model
+
+FILES = ["grad_norm.json", "grad_norm.parquet", "grad_norm.png", "grad_norm.svg"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "keel-tiny"
+    save_model(Transformer(tiny("keel")), folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("Gradients live or die with depth. " * 20, encoding="utf-8")
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["keel", "grad-norm", *map(str, arguments)])
+    code: object = 0
+    try:
+        entry.main()
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return int(code or 0), captured.out, captured.err
+
+
+def test_table_has_every_block_and_a_verdict(checkpoint, text, monkeypatch, capsys) -> None:
+    code, out, err = run(monkeypatch, capsys, checkpoint, "--text", text, "--tokens", 64, "--seq-len", 32)
+    assert code == 0, err
+    n_blocks = tiny("keel").n_blocks
+    assert f"{n_blocks} blocks / {2 * n_blocks} sub-layers" in out
+    for place in ["embedding", *(f"block {i}" for i in range(n_blocks)), "final norm", "head"]:
+        assert any(line.startswith(place) for line in out.splitlines())
+    assert "that at the last block" in out
+    assert "shortcut-only one" in out
+
+
+def test_json_on_stdout_is_the_whole_result(checkpoint, text, monkeypatch, capsys) -> None:
+    code, out, _ = run(monkeypatch, capsys, checkpoint, "--text", text, "--tokens", 64, "--seq-len", 32, "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert record["n_batches"] == 2
+    assert (
+        record["provenance"]["versions"]["torch"] == torch.__version__.split("+")[0]
+        or record["provenance"]["versions"]["torch"]
+    )
+    assert record["seed"] == 0
+    assert {row["metric"] for row in record["rows"]} >= {
+        "loss",
+        "stream_grad_norm",
+        "shortcut_grad_norm",
+        "stream_rms",
+        "token_cosine",
+        "param_grad_norm",
+        "weight_norm",
+        "grad_to_weight",
+        "branch_rms",
+        "branch_ratio",
+    }
+
+
+def test_output_folder_holds_four_whole_files_and_nothing_else(checkpoint, text, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "new" / "out"
+    code, _, err = run(monkeypatch, capsys, checkpoint, "--text", text, "--tokens", 64, "--seq-len", 32, "-o", folder)
+    assert code == 0, err
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    record = json.loads((folder / "grad_norm.json").read_text())
+    frame = pd.read_parquet(folder / "grad_norm.parquet")
+    assert len(frame) == len(record["rows"])
+    assert (folder / "grad_norm.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "grad_norm.svg").read_text()
+
+
+def test_text_can_come_from_standard_input(checkpoint, monkeypatch, capsys) -> None:
+    import io
+    from types import SimpleNamespace
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"some text to read, twice over")))
+    code, out, _ = run(monkeypatch, capsys, checkpoint, "--text", "-", "--seq-len", 8)
+    assert code == 0
+    assert "standard input" in out
+
+
+def test_a_transformers_folder_is_read(tmp_path, text, monkeypatch, capsys) -> None:
+    tiny_model("llama", torch.float32).save_pretrained(tmp_path / "llama")
+    code, out, err = run(monkeypatch, capsys, tmp_path / "llama", "--text", text, "--tokens", 16, "--seq-len", 8)
+    assert code == 2  # a vocabulary of 64 has no bytes, and the folder has no tokenizer
+    assert "tokenizer" in err
+    assert out == ""
+
+
+def test_bfloat16_keeps_the_stream_of_a_keel_model_in_float32(checkpoint, text, monkeypatch, capsys) -> None:
+    code, out, err = run(
+        monkeypatch, capsys, checkpoint, "--text", text, "--tokens", 64, "--seq-len", 32, "--dtype", "bfloat16", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["dtype"] == "float32"
+    assert "float32" in err
+    assert "stream" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "must be at least 2, got 0"),
+        (["--tokens", "-5"], "must be at least 2"),
+        (["--seq-len", "1"], "must be at least 2"),
+        (["--batch-size", "0"], "must be at least 1"),
+        (["--dtype", "float8"], "unknown dtype 'float8'"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["--text", "no-such-file.txt"], "No such file"),
+        (["--tokens", "many"], "unable to parse"),
+        (["--no-such-option"], "no-such-option"),
+    ],
+)
+def test_bad_options_exit_with_2_and_write_nothing(arguments, message, checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "out"
+    code, out, err = run(monkeypatch, capsys, checkpoint, "-o", folder, *arguments)
+    assert code == 2
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert out == ""
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "0 token(s)"), (b"x", "1 token(s)"), (b"\x00\x01binary", "NUL character"), (b"\xff\xfe\xfa", "not UTF-8")],
+)
+def test_bad_texts_exit_with_2_and_write_nothing(content, message, checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    path, folder = tmp_path / "bad.txt", tmp_path / "out"
+    path.write_bytes(content)
+    code, out, err = run(monkeypatch, capsys, checkpoint, "--text", path, "-o", folder)
+    assert code == 2
+    assert message in err
+    assert out == ""
+    assert not folder.exists()
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+
+
+def _unknown_family(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "hypothetical"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(_truncated, "model.safetensors"), (_pickled, "pickle"), (_unknown_family, "hypothetical")]
+)
+def test_bad_checkpoints_exit_with_2_and_write_nothing(damage, message, checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    damage(checkpoint)
+    folder = tmp_path / "out"
+    code, out, err = run(monkeypatch, capsys, checkpoint, "-o", folder)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not folder.exists()
+
+
+def test_an_unwritable_output_is_refused_before_any_work(checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    code, out, err = run(monkeypatch, capsys, checkpoint, "-o", blocked)
+    assert code == 2
+    assert "cannot write into" in err
+    assert out == ""
+    assert blocked.read_text() == "in the way"
+
+
+def test_a_failure_in_the_middle_keeps_what_was_there(checkpoint, text, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "grad_norm.json").write_text("earlier result")
+    monkeypatch.setattr("figures.gradient_norms.draw", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    code, _, err = run(monkeypatch, capsys, checkpoint, "--text", text, "--tokens", 32, "--seq-len", 16, "-o", folder)
+    assert code == 2
+    assert "No space left" in err
+    assert [path.name for path in folder.iterdir()] == ["grad_norm.json"]
+    assert (folder / "grad_norm.json").read_text() == "earlier result"

@@ -1,0 +1,448 @@
+"""The probe against plain autograd, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from keel_theory.schemes import SCHEMES
+from probes.families import describe_model
+from probes.gradient_norms import measure_gradient_norms
+from probes.gradient_result import GradientNorms
+from probes.layout import BlockKind, Boundary, Head, Objective, ResidualLayout, Side, SublayerLayout, Tap
+from probes.model import Transformer, residual_layout
+from probes.norms import Status
+from probes.text import IGNORED, TokenBatch, masked_batches
+from tests.probes._models import small_config
+from tests.probes._reference import plain_autograd, plain_shortcut
+from tests.probes._tiny import FAMILIES, tiny_ids, tiny_model
+
+RELATIVE = 1e-10
+
+
+def own_model(scheme: str, **changes: object) -> Transformer:
+    """A float64 model whose weights are wide enough for its branches to matter."""
+    return Transformer(small_config(scheme, **changes))
+
+
+def own_ids(model: Transformer, batch: int = 2, tokens: int = 9) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, (batch, tokens), generator=torch.Generator().manual_seed(5))
+
+
+def as_batch(layout: ResidualLayout, ids: torch.Tensor) -> TokenBatch:
+    if layout.objective is Objective.MASKED:
+        batches = masked_batches(
+            ids.flatten().tolist(), n_tokens=ids.numel(), seq_len=ids.shape[1], mask_id=3, batch_size=len(ids)
+        )
+        return batches[0]
+    targets = torch.full_like(ids, IGNORED)
+    targets[:, :-1] = ids[:, 1:]
+    return TokenBatch(ids, targets)
+
+
+def assert_agrees(result: GradientNorms, model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> None:
+    loss, streams, parameters = plain_autograd(model, layout, batch)
+    assert result.loss.value == pytest.approx(loss, rel=RELATIVE)
+    assert [b.stream_grad.value for b in result.boundaries] == pytest.approx(streams, rel=RELATIVE)
+    measured = {p.name: p.grad_norm.value for p in result.parameters if p.grad_norm.status is not Status.NONE}
+    assert measured == pytest.approx(parameters, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_agrees_with_plain_autograd(family: str) -> None:
+    model = tiny_model(family)
+    layout = describe_model(model)
+    batch = as_batch(layout, tiny_ids())
+    assert_agrees(measure_gradient_norms(model, [batch]), model, layout, batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_its_shortcut_only_gradient(family: str) -> None:
+    model = tiny_model(family)
+    layout = describe_model(model)
+    batch = as_batch(layout, tiny_ids())
+    result = measure_gradient_norms(model, [batch])
+    expected = plain_shortcut(model, layout, batch)
+    measured = [b.shortcut_grad.value for b in result.boundaries[: len(expected)]]
+    assert measured == pytest.approx(expected, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("ffn", ["swiglu", "gelu", "relu"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_agrees_with_plain_autograd(scheme: str, ffn: str) -> None:
+    model = own_model(scheme, ffn=ffn)
+    layout = residual_layout(model)
+    batch = as_batch(layout, own_ids(model))
+    assert_agrees(measure_gradient_norms(model, [batch]), model, layout, batch)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_gives_its_shortcut_only_gradient(scheme: str) -> None:
+    model = own_model(scheme)
+    layout = residual_layout(model)
+    batch = as_batch(layout, own_ids(model))
+    _hold_gates(model)
+    result = measure_gradient_norms(model, [batch])
+    expected = plain_shortcut(model, layout, batch)
+    measured = [b.shortcut_grad.value for b in result.boundaries[: len(expected)]]
+    assert measured == pytest.approx(expected, rel=RELATIVE)
+
+
+def _hold_gates(model: Transformer) -> None:
+    """A gate that does not read the stream is constant for the reference as well."""
+    with torch.no_grad():
+        for sublayer in model.sublayers():
+            if sublayer.gate is not None:
+                sublayer.gate.weight.zero_()
+
+
+@pytest.mark.parametrize(
+    "options", [{"tied_embeddings": True}, {"learnable_alpha": True}, {"shared_blocks": True}, {"norm": "layer"}]
+)
+def test_model_options_agree_with_plain_autograd(options: dict[str, object]) -> None:
+    model = own_model("keel", **options)
+    layout = residual_layout(model)
+    batch = as_batch(layout, own_ids(model))
+    assert_agrees(measure_gradient_norms(model, [batch]), model, layout, batch)
+
+
+def test_shortcut_of_post_ln_vanishes_and_of_keel_does_not() -> None:
+    depth = 32
+    falls = {}
+    for scheme in ("post_ln", "keel"):
+        model = own_model(scheme, n_blocks=depth)
+        result = measure_gradient_norms(model, [own_ids(model)])
+        top = result.boundaries[result.sublayers[-1].boundary_out]
+        falls[scheme] = result.boundaries[0].shortcut_grad.value / top.stream_grad.value
+    assert falls["post_ln"] < 1e-6
+    assert falls["keel"] > 0.1
+
+
+def test_mean_and_standard_error_over_batches() -> None:
+    model = tiny_model("llama")
+    ids = tiny_ids(batch=3)
+    single = [measure_gradient_norms(model, [row[None]]).boundaries[0].stream_grad.value for row in ids]
+    joint = measure_gradient_norms(model, [row[None] for row in ids]).boundaries[0].stream_grad
+    values = torch.tensor(single, dtype=torch.float64)
+    assert joint.value == pytest.approx(float(values.mean()))
+    assert joint.standard_error == pytest.approx(float(values.std() / math.sqrt(3)))
+
+
+def test_branch_ratio_and_token_cosine_by_hand() -> None:
+    model = tiny_model("llama")
+    layout = describe_model(model)
+    result = measure_gradient_norms(model, [tiny_ids()])
+    with torch.no_grad():
+        stream = model.model.embed_tokens(tiny_ids())
+    unit = stream / stream.norm(dim=-1, keepdim=True)
+    cosines = unit @ unit.transpose(1, 2)
+    off_diagonal = cosines[:, ~torch.eye(stream.shape[1], dtype=torch.bool)]
+    assert result.boundaries[0].stream_rms.value == pytest.approx(float(stream.square().mean().sqrt()))
+    assert result.boundaries[0].token_cosine.value == pytest.approx(float(off_diagonal.mean()))
+    captured = {}
+    handle = model.get_submodule(layout.sublayers[0].branch.module).register_forward_hook(
+        lambda _, __, o: captured.update(x=o[0])
+    )
+    with torch.no_grad():
+        model(tiny_ids())
+    handle.remove()
+    ratio = captured["x"].square().mean().sqrt() / stream.square().mean().sqrt()
+    assert result.sublayers[0].branch_ratio.value == pytest.approx(float(ratio))
+
+
+def test_identical_tokens_have_cosine_one() -> None:
+    model = tiny_model("llama")
+    result = measure_gradient_norms(model, [torch.full((2, 6), 7)])
+    assert result.boundaries[0].token_cosine.value == pytest.approx(1.0)
+    assert any("nearly alike" in sentence for sentence in result.verdict())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_probing_leaves_everything_bit_equal(training: bool) -> None:
+    model = _WithBuffers()
+    model.train(training)
+    model.norm.eval()  # a mixed mode must come back as it was
+    before = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    random_state = torch.get_rng_state()
+    measure_gradient_norms(
+        model, [torch.randint(0, 8, (2, 4), generator=torch.Generator().manual_seed(1))], layout=model.layout()
+    )
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert_no_hooks(model)
+
+
+def test_an_exception_inside_leaves_no_hook_and_no_mode_behind() -> None:
+    model = _WithBuffers(fail=True)
+    model.train()
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        measure_gradient_norms(model, [torch.tensor([[1, 2, 3]])], layout=model.layout())
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert_no_hooks(model)
+
+
+def assert_no_hooks(model: nn.Module) -> None:
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._backward_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+class _Residual(nn.Module):
+    """x += f(x) in place, with an in-place activation: what full backward hooks cannot live with."""
+
+    def __init__(self, width: int, *, fail: bool = False) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(width, 12), nn.ReLU(inplace=True), nn.Linear(12, width)
+        self.dropout = nn.Dropout(0.5)
+        self.fail = fail
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fail:
+            raise RuntimeError("broken on purpose")
+        x += self.dropout(self.down(self.act(self.up(1.0 * x))))
+        return x
+
+
+class _WithBuffers(nn.Module):
+    """Two residual blocks, batch statistics and dropout."""
+
+    def __init__(self, width: int = 6, vocabulary: int = 8, *, fail: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.stem = nn.Linear(width, width)
+        self.blocks = nn.ModuleList([_Residual(width), _Residual(width, fail=fail)])
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, vocabulary)
+        self.double()
+
+    def hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.stem(self.embed(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+    def layout(self) -> ResidualLayout:
+        taps = [Tap("stem", Side.OUTPUT), Tap("blocks.1", Side.INPUT), Tap("blocks.1", Side.OUTPUT)]
+        return ResidualLayout(
+            family="test",
+            objective=Objective.CAUSAL,
+            n_blocks=2,
+            boundaries=tuple(Boundary(name=f"boundary {i}", block=i - 1, tap=tap) for i, tap in enumerate(taps)),
+            sublayers=tuple(
+                SublayerLayout(
+                    block=i, kind=BlockKind.BLOCK, boundary_in=i, boundary_out=i + 1, branch=None, modules=(f"blocks.{i}",)
+                )
+                for i in range(2)
+            ),
+            embedding_modules=("embed", "stem"),
+            final_norm=None,
+            head=Head(backbone=self.hidden, logits=self.head, linear=self.head, modules=("head",)),
+            blocks=("blocks.0", "blocks.1"),
+        )
+
+
+def test_in_place_operations_do_not_disturb_the_probe() -> None:
+    model = _WithBuffers().eval()
+    ids = torch.tensor([[1, 2, 3, 4], [2, 2, 5, 1]])
+    result = measure_gradient_norms(model, [ids], layout=model.layout())
+    logits = model.head(model.hidden(ids))
+    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    expected = {name: float(p.grad.norm()) for name, p in model.named_parameters()}
+    assert {p.name: p.grad_norm.value for p in result.parameters} == pytest.approx(expected, rel=RELATIVE)
+
+
+def _compiled_whole(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="aot_eager")
+
+
+def _compiled_fullgraph(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+def _compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="aot_eager")
+    return model
+
+
+def _compiled_blocks(model: nn.Module) -> nn.Module:
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by the compiler itself
+@pytest.mark.parametrize("compiled", [_compiled_whole, _compiled_fullgraph, _compiled_in_place, _compiled_blocks])
+def test_a_compiled_model_that_has_run_gives_the_eager_records(compiled: object) -> None:
+    model = own_model("keel", n_blocks=1)
+    ids = own_ids(model)
+    eager = measure_gradient_norms(model, [ids])
+    fast = compiled(model)
+    fast(ids)  # the first call compiles; hooks added later would never run
+    probed = measure_gradient_norms(fast, [ids])
+    assert len(probed.boundaries) == len(eager.boundaries) == 4
+    for one, other in zip(probed.boundaries, eager.boundaries, strict=True):
+        assert one.stream_grad.value == pytest.approx(other.stream_grad.value, rel=1e-5)
+    assert [p.grad_norm.value for p in probed.parameters] == pytest.approx(
+        [p.grad_norm.value for p in eager.parameters], rel=1e-5
+    )
+    torch._dynamo.reset()
+
+
+def test_zero_none_and_nonfinite_are_different_entries() -> None:
+    model = tiny_model("llama", torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.zero_()  # its branch is zero: no gradient gets to gate and up
+    model.model.layers[1].self_attn.q_proj.weight.requires_grad_(False)
+    result = measure_gradient_norms(model, [tiny_ids()])
+    status = {p.name: p.grad_norm.status for p in result.parameters}
+    assert status["model.layers.0.mlp.up_proj.weight"] is Status.ZERO
+    assert status["model.layers.0.mlp.down_proj.weight"] is Status.OK
+    assert status["model.layers.1.self_attn.q_proj.weight"] is Status.NONE
+    frame = result.to_frame()
+    assert set(frame.place) >= {f"block {i} {kind}" for i in range(3) for kind in ("attention", "ffn")}  # nothing is dropped
+
+
+@pytest.mark.parametrize(("poison", "status", "word"), [(math.inf, Status.INF, "infinite"), (math.nan, Status.NAN, "NaN")])
+def test_a_non_finite_gradient_is_named_and_the_others_stay(poison: float, status: Status, word: str) -> None:
+    model = tiny_model("llama")
+    layout = describe_model(model)
+    weight = model.model.layers[1].mlp.down_proj.weight
+    handle = weight.register_hook(lambda gradient: torch.full_like(gradient, poison))
+    result = measure_gradient_norms(model, [tiny_ids()])
+    handle.remove()
+    by_name = {p.name: p.grad_norm for p in result.parameters}
+    clean = {p.name: p.grad_norm for p in measure_gradient_norms(model, [tiny_ids()], layout=layout).parameters}
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert by_name.pop(name).status is status
+    clean.pop(name)
+    assert {n: e.value for n, e in by_name.items()} == {n: e.value for n, e in clean.items()}
+    assert any(word in sentence and name in sentence for sentence in result.verdict())
+    assert result.block_grads[1].status is status
+    assert result.block_grads[0].status is Status.OK
+
+
+def test_nan_weights_give_nan_rows_not_a_crash() -> None:
+    model = tiny_model("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.bias[0] = math.nan
+    result = measure_gradient_norms(model, [tiny_ids()])
+    assert result.loss.status is Status.NAN
+    assert all(math.isnan(b.stream_grad.value) for b in result.boundaries)
+    assert result.to_dict()["rows"][0]["value"] is None
+
+
+def test_float32_underflow_is_told_apart_from_zero() -> None:
+    model = tiny_model("llama", torch.float32)
+    handle = model.model.layers[0].mlp.up_proj.weight.register_hook(lambda gradient: torch.full_like(gradient, 1e-42))
+    result = measure_gradient_norms(model, [tiny_ids()])
+    handle.remove()
+    reading = next(p.grad_norm for p in result.parameters if p.name == "model.layers.0.mlp.up_proj.weight")
+    assert reading.status is Status.UNDERFLOW
+    assert reading.value > 0
+
+
+def test_a_tied_weight_is_one_record_with_both_names() -> None:
+    model = tiny_model("llama-tied")
+    result = measure_gradient_norms(model, [tiny_ids()])
+    [tied] = [p for p in result.parameters if "embed_tokens" in p.name]
+    assert tied.also_named == ("lm_head.weight",)
+    assert not any(part.name == "head" for part in result.parts)
+    assert result.n_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_tied_weight_with_unit_gradient_counts_once() -> None:
+    """A 5 x 2 weight with a gradient of ones has norm sqrt(10); counted twice it would be sqrt(20)."""
+    model = tiny_model("llama-tied")
+    weight = model.model.embed_tokens.weight
+    result = measure_gradient_norms(model, [tiny_ids()])
+    _, _, parameters = plain_autograd(model, describe_model(model), as_batch(describe_model(model), tiny_ids()))
+    [tied] = [p for p in result.parameters if "embed_tokens" in p.name]
+    assert tied.n_entries == weight.numel()
+    assert tied.grad_norm.value == pytest.approx(parameters["model.embed_tokens.weight"], rel=RELATIVE)
+
+
+def test_experts_without_tokens_are_named() -> None:
+    model = tiny_model("mixtral")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight.zero_()  # equal scores: top-2 always picks the same experts
+    result = measure_gradient_norms(model, [tiny_ids()])
+    name = "model.layers.0.mlp.experts.down_proj"
+    assert len(result.idle_experts[name]) == 2
+    assert any("without tokens" in sentence and name in sentence for sentence in result.verdict())
+
+
+def test_a_narrow_stream_under_a_large_shortcut_scale_is_warned_of() -> None:
+    model = tiny_model("llama", torch.bfloat16)
+    layout = describe_model(model)
+    scaled = replace(layout, sublayers=tuple(replace(s, shortcut_scale=1024.0) for s in layout.sublayers))
+    [warning] = measure_gradient_norms(model, [tiny_ids()], layout=scaled).warnings
+    assert "bfloat16" in warning
+    assert "1024" in warning
+    assert measure_gradient_norms(model, [tiny_ids()], layout=layout).warnings == ()
+    assert measure_gradient_norms(own_model("keel"), [torch.arange(8)[None]]).warnings == ()
+
+
+def test_every_parameter_frozen_still_measures_the_stream() -> None:
+    model = tiny_model("llama")
+    expected = measure_gradient_norms(model, [tiny_ids()])
+    model.requires_grad_(False)
+    result = measure_gradient_norms(model, [tiny_ids()])
+    assert [b.stream_grad.value for b in result.boundaries] == pytest.approx([b.stream_grad.value for b in expected.boundaries])
+    assert {p.grad_norm.status for p in result.parameters} == {Status.NONE}
+
+
+def test_a_depth_of_512_blocks_is_measured() -> None:
+    model = own_model("keel", n_blocks=512, compute_dtype="float32", init_std=0.02)
+    result = measure_gradient_norms(model, [torch.arange(8)[None]])
+    assert result.n_sublayers == 1024
+    assert {b.stream_grad.status for b in result.boundaries} == {Status.OK}
+
+
+def test_no_batch_and_no_prediction_are_refused() -> None:
+    model = tiny_model("llama")
+    with pytest.raises(ValueError, match="no batch"):
+        measure_gradient_norms(model, [])
+    with pytest.raises(ValueError, match="predicts no token"):
+        measure_gradient_norms(model, [torch.tensor([[1]])])
+
+
+def test_frame_is_tidy_and_complete() -> None:
+    model = tiny_model("llama")
+    result = measure_gradient_norms(model, [tiny_ids()])
+    frame = result.to_frame()
+    assert not frame.duplicated(["place", "index", "sublayer", "kind", "metric"]).any()
+    counts = frame.groupby("metric").size()
+    assert counts["stream_grad_norm"] == len(result.boundaries) == 2 * 3 + 2
+    assert counts["branch_ratio"] == result.n_sublayers == 6
+    assert counts["param_grad_norm"] == 6 + 3 + len(result.parts)
+
+
+def test_block_and_part_norms_are_roots_of_sums_of_squares() -> None:
+    result = measure_gradient_norms(tiny_model("llama"), [tiny_ids()])
+    squares = [p.grad_norm.value**2 for s in result.sublayers if s.block == 1 for p in s.part.parameters]
+    assert result.block_grads[1].value == pytest.approx(math.sqrt(math.fsum(squares)))
+
+
+def test_norm_gains_are_effective_gains() -> None:
+    model = tiny_model("gemma2")
+    result = measure_gradient_norms(model, [tiny_ids()])
+    name = "model.layers.0.input_layernorm"
+    stored = model.get_submodule(name).weight.detach()
+    assert result.sublayers[0].norm_gains[name] == pytest.approx(float((1 + stored).abs().max()))
