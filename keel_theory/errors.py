@@ -47,12 +47,12 @@ def require_non_negative(name: str, value: float) -> float:
     return value
 
 
-def require_at_least(name: str, value: int, least: int) -> int:
+def require_at_least(name: str, value: float, least: int) -> int:
     """The whole number, if it is not below the least allowed.
 
     Raises:
         DomainError: otherwise.
     """
-    if value != int(value) or value < least:
+    if not math.isfinite(value) or value != int(value) or value < least:
         raise DomainError(f"{name} must be a whole number of at least {least}, got {value}")
     return int(value)

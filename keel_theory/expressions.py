@@ -50,7 +50,7 @@ class NamedExpression(sp.Expr):  # type: ignore[misc]  # SymPy ships no types
     @staticmethod
     def formula(*arguments: Any) -> Any:
         """The formula behind the name."""
-        raise NotImplementedError
+        raise NotImplementedError("each named expression has its own formula")
 
     def _latex(self, printer: Any) -> str:
         return rf"{self.latex_name}\left({', '.join(printer._print(argument) for argument in self.args)}\right)"

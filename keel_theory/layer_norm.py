@@ -57,7 +57,7 @@ class Normalisation:
 
     Raises:
         DomainError: if kind is ``none``, eps is negative, the weight is not one finite vector, or, when applied, a vector
-            has no direction and eps is 0.
+            is not finite, or has no direction and eps is 0.
 
     Example:
         >>> norm = Normalisation(kind=NormKind.RMS)
@@ -155,7 +155,8 @@ class Normalisation:
     def null_dimension(self, x: FloatArray) -> int:
         """Dimension of the null space of J at one vector x of shape (D,): 1 for RMSNorm and 2 for LayerNorm at eps = 0.
 
-        With a weight, numerical rank is used, because a zero weight adds a null direction.
+        With a weight the rank is numerical: m zero weights (m > 0) leave m null directions to RMSNorm, because x and the
+        zeroed axes overlap in one.
         """
         values = self.singular_values(x)
         return int(np.count_nonzero(values <= values.max(initial=0.0) * x.shape[-1] * np.finfo(np.float64).eps))
@@ -197,6 +198,8 @@ class Normalisation:
         width = x.shape[-1]
         if self.weight is not None and self.weight.shape != (width,):
             raise DomainError(f"weight has {self.weight.shape[0]} entries, the vectors have width {width}")
+        if not np.all(np.isfinite(x)):
+            raise DomainError("a vector with a NaN or infinite entry cannot be normalised")
         centred = self._centre(np.asarray(x, dtype=np.float64))
         largest = np.max(np.abs(x), axis=-1, keepdims=True, initial=0.0)
         unit = centred / np.where(largest > 0, largest, 1.0)

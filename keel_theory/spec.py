@@ -29,6 +29,7 @@ __all__ = [
     "ResidualSpec",
     "Scheme",
     "SchemeError",
+    "SpecRule",
     "SpecRun",
     "SublayerKind",
     "SwitchRule",
