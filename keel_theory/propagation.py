@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, cycle, islice
 
 import numpy as np
@@ -364,10 +365,16 @@ class _Question:
 
     def update(self, spec: ResidualSpec, state: _State) -> ScalarUpdate:
         """The spec's scalars, with the profiled shortcut scale where the spec asks for one."""
-        update = scalar_update(spec, branch_variance=self.branch_variance, scaled_matrices=self.scaled_matrices)
+        update = _scalars(spec, self.branch_variance, self.scaled_matrices)
         if spec.profile is ProfileKind.NONE or state.profile is None:
             return update
         return replace(update, shortcut=math.sqrt(state.profile))
+
+
+@lru_cache(maxsize=64)
+def _scalars(spec: ResidualSpec, branch_variance: float, scaled_matrices: int) -> ScalarUpdate:
+    """The scalars of a spec, kept because deep stacks repeat a handful of specs."""
+    return scalar_update(spec, branch_variance=branch_variance, scaled_matrices=scaled_matrices)
 
 
 def _specs(scheme: Scheme, n_sublayers: int) -> Iterator[ResidualSpec]:
