@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, schemes, theory, verify
+from probes.cli import grad_norm, max_lr, schemes, theory, train, verify
 
 __all__ = ["app", "main"]
 
@@ -17,8 +17,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 grad_norm.register(app)
+max_lr.register(app)
 schemes.register(app)
 theory.register(app)
+train.register(app)
 verify.register(app)
 
 

@@ -1,0 +1,147 @@
+"""``keel train``: train a model in any residual scheme, resumable at any moment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from probes.run_folder import StepRecord
+    from probes.training import TrainingResult
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("train")(train)
+
+
+def train(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of the run; one that holds the same run is gone on with.")
+    ],
+    scheme: Annotated[str, typer.Option(help="Residual scheme; keel schemes lists them.")] = "keel",
+    blocks: Annotated[int, typer.Option(help="Transformer blocks, two sub-layers each.")] = 4,
+    width: Annotated[int, typer.Option(help="Of the residual stream; FFN width is three times it.")] = 64,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 600,
+    batch_size: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 8,
+    accumulation: Annotated[int, typer.Option(help="Micro-batches that a step is cut into.")] = 1,
+    seq_len: Annotated[int, typer.Option(help="Tokens that a sequence predicts.")] = 64,
+    schedule: Annotated[str, typer.Option(help="cosine (warm-up, then down) or ramp (up to the end).")] = "cosine",
+    peak: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    warmup: Annotated[int | None, typer.Option(help="Optimizer steps. [default: a tenth of all]", show_default=False)] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="File, folder, saved data set or hub:NAME; may be repeated. [default: Python's standard library]"),
+    ] = None,
+    tokenizer: Annotated[str, typer.Option(help="bytes, bpe:N (trained on the text) or a tokenizer.json.")] = "bytes",
+    column: Annotated[str, typer.Option(help="Column of a data set that holds the text.")] = "text",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another value of a scheme's parameter.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 branches beside a float32 stream.")] = "float32",
+    checkpointing: Annotated[bool, typer.Option(help="Compute activations again to save memory.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: torch's choice]", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
+    profiles: Annotated[int, typer.Option(help="Measure the gradients over depth at this many steps.")] = 0,
+    save_seconds: Annotated[float, typer.Option(help="Save the state this often.")] = 60.0,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events into the folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+) -> None:
+    """Train a model; after a crash or Ctrl-C the same command goes on where it stopped.
+
+    \b
+    Example:
+      keel train --scheme keel --blocks 8 --steps 1000 -o runs/keel
+      keel grad-norm runs/keel
+    """  # noqa: D301 - a real \b keeps the lines of the example apart
+    from probes import training
+    from probes.cli import _tables, _training
+    from probes.training_config import TrainingConfig, evenly_spaced
+
+    _training.threads(threads)
+    corpus_config, corpus = _training.corpus_of(text, tokenizer, column, output)
+    options = _training.ModelOptions(scheme=scheme, settings=settings or [], blocks=blocks, width=width, dtype=dtype, seed=seed)
+    plain = TrainingConfig(
+        corpus=corpus_config,
+        steps=steps,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        seq_len=seq_len,
+        schedule=schedule,  # type: ignore[arg-type]  # checked by the configuration
+        peak_lr=peak,
+        warmup=0 if schedule == "ramp" else steps // 10 if warmup is None else warmup,
+        final_lr=min(1e-7, peak) if peak > 0 else 0.0,
+        activation_checkpointing=checkpointing,
+        device=device,
+        probe_steps=evenly_spaced(steps, profiles),
+    )
+    config = options.apply(plain, vocab_size=corpus.vocab_size)
+    with (
+        _training.interruptible(output),
+        _events(output, enabled=tensorboard) as log_events,
+        _training.progress(f"{scheme}, {2 * blocks} sub-layers", steps) as show,
+    ):
+
+        def note(record: StepRecord) -> None:
+            show(record)
+            log_events(record)
+
+        result = training.train(config, corpus=corpus, folder=output, on_step=note, save_seconds=save_seconds)
+    print(_tables.as_json(result.to_dict()) if as_json else _page(result))
+    print(f"model, log and result are in {output}", file=sys.stderr)
+
+
+@contextmanager
+def _events(folder: Path, *, enabled: bool) -> Iterator[Callable[[StepRecord], None]]:
+    """Write each record as TensorBoard events; a resumed run writes its earlier steps again in place of the old ones."""
+    if not enabled:
+        yield lambda record: None
+        return
+    from importlib import import_module
+
+    from probes.errors import KeelError
+
+    try:
+        module = import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise KeelError("--tensorboard needs the package 'tensorboard': pip install tensorboard") from error
+    writer: Any = module.SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+
+    def write(record: StepRecord) -> None:
+        for name in ("loss", "lr", "grad_norm"):
+            writer.add_scalar(name, getattr(record, name), record.step)
+
+    try:
+        yield write
+    finally:
+        writer.close()
+
+
+def _page(result: TrainingResult) -> str:
+    from probes.config import describe
+
+    facts = result.to_dict()
+    corpus = facts["corpus"]
+
+    def nats(name: str) -> str:
+        return "not finite" if facts[name] is None else f"{facts[name]:.4f}"
+
+    validation = "" if facts["validation_loss"] is None else f"; validation {facts['validation_loss']:.4f}"
+    return "\n".join(
+        [
+            f"{result.config.model.scheme}: {describe(result.config.model)}",
+            f"{facts['outcome']} after {facts['steps_done']} steps, {facts['seconds_per_step']:.3f} s each",
+            f"loss {nats('final_loss')} (best {nats('best_loss')}, mean of 20 steps){validation} nats/token",
+            f"text: {corpus['n_train_tokens']} tokens of {', '.join(corpus['sources'])} (hash {corpus['content_hash']}), "
+            f"entropy {corpus['unigram_entropy']:.4f} unigram, {corpus['bigram_entropy']:.4f} bigram nats/token",
+        ]
+    )
