@@ -1,0 +1,190 @@
+"""``keel theory``: what the commands print is what the functions return."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keel_theory.asymptotics import LIMITS
+from keel_theory.derivations import DERIVATIONS
+from keel_theory.design import smallest_alpha, uniform_product
+from keel_theory.propagation import shortcut_log_product
+from keel_theory.schemes import SCHEMES, get_scheme
+from probes.cli import main as cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def keel(monkeypatch, capsys) -> Run:
+    """The command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["keel", "theory", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_gain_of_every_scheme(keel: Run, name: str) -> None:
+    code, out, err = keel("gain", "--scheme", name, "--sublayers", "48", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["log_product"] == shortcut_log_product(get_scheme(name), 48)
+    assert answer["first_block_log_product"] + answer["later_blocks_log_product"] == pytest.approx(
+        answer["log_product"], abs=1e-12
+    )
+    assert answer["product"] == pytest.approx(10 ** answer["log10_product"])
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [("L", 256.0), ("L**0.25", 4.0), ("2*sqrt(L)", 32.0), ("7", 7.0)])
+def test_gain_takes_an_expression_in_depth(keel: Run, alpha: str, scale: float) -> None:
+    code, out, err = keel(
+        "gain", "--scheme", "scaled_shortcut", "--sublayers", "256", "--alpha", alpha, "--branch-variance", "2", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(out)["product"] == pytest.approx(float(uniform_product(scale, 256, 2.0)))
+    assert json.loads(out)["last_scale"] == scale
+
+
+def test_gain_below_the_smallest_float_is_a_power_of_ten(keel: Run) -> None:
+    code, out, err = keel("gain", "--scheme", "post_ln", "--sublayers", "4000")
+    assert (code, err) == (0, "")
+    assert f"10^{-2000 * math.log10(2):.6g}" in out
+
+
+def test_gain_of_a_million_sublayers(keel: Run) -> None:
+    code, out, _ = keel("gain", "--scheme", "keel", "--sublayers", "1000000", "--json")
+    assert code == 0
+    assert json.loads(out)["product"] == pytest.approx(1 / math.sqrt(3), rel=1e-6)
+
+
+def test_alpha_answers_the_design_question(keel: Run) -> None:
+    code, out, err = keel("alpha", "--sublayers", "1024", "--min-gain", "0.9", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["alpha"] == float(smallest_alpha(0.9, 1024))
+    assert answer["at_alpha"]["product"] == pytest.approx(0.9)
+    assert answer["at_alpha"]["branch_share"] == pytest.approx(0.19)
+    assert answer["at_alpha_L"]["product"] == pytest.approx(0.99951, abs=1e-5)
+    assert answer["at_alpha_L"]["aligned_branch_share"] == pytest.approx(1 - 1 / math.cosh(1) ** 2)
+
+
+def test_alpha_as_text_shows_scale_law_and_price(keel: Run) -> None:
+    code, out, err = keel("alpha", "--sublayers", "1024", "--min-gain", "0.9")
+    assert (code, err) == (0, "")
+    assert all(text in out for text in ("69.7066", "69.7102", "0.19", "0.999512"))
+
+
+def test_alpha_without_branch_variance(keel: Run) -> None:
+    code, out, _ = keel("alpha", "--sublayers", "8", "--min-gain", "0.5", "--branch-variance", "0")
+    assert code == 0
+    assert "any alpha" in out
+
+
+def test_limits_name_every_limit_and_both_wrong_forms(keel: Run) -> None:
+    code, out, err = keel("limits")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in (*LIMITS, "depth-as-base", "limit-without-power", "2**(-L/2)", "exp(-q/(2*c**2))"))
+    code, out, _ = keel("limits", "--json")
+    assert [row["name"] for row in json.loads(out)["limits"]] == list(LIMITS)
+
+
+@pytest.mark.parametrize("equation", DERIVATIONS)
+def test_every_derivation_prints(keel: Run, equation: str) -> None:
+    derivation = DERIVATIONS[equation]()
+    code, out, err = keel("derive", equation)
+    assert (code, err) == (0, "")
+    assert all(step.text in out for step in derivation.steps)
+    code, out, _ = keel("derive", equation, "--json")
+    assert [step["text"] for step in json.loads(out)["steps"]] == [step.text for step in derivation.steps]
+
+
+def test_derivation_as_latex_to_a_file(keel: Run, tmp_path: Path) -> None:
+    code, out, err = keel("derive", "19", "--latex", "-o", str(tmp_path / "eq.tex"))
+    assert (code, out, err) == (0, "", "")
+    assert r"\lim_{L \to \infty}" in (tmp_path / "eq.tex").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_phase_writes_the_figure(keel: Run, tmp_path: Path, suffix: str) -> None:
+    code, out, err = keel("phase", "-o", str(tmp_path / f"phase.{suffix}"))
+    assert (code, out, err) == (0, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == [f"phase.{suffix}"]
+
+
+def test_phase_as_rows(keel: Run) -> None:
+    code, out, _ = keel("phase", "--json", "--branch-variance", "0.5")
+    row = json.loads(out)[-1]
+    assert code == 0
+    assert row["product"] == pytest.approx(float(uniform_product(row["alpha"], row["n_sublayers"], 0.5)))
+
+
+def test_file_and_terminal_are_the_same(keel: Run, tmp_path: Path) -> None:
+    arguments = ("gain", "--scheme", "keel", "--sublayers", "64")
+    _, shown, _ = keel(*arguments)
+    keel(*arguments, "-o", str(tmp_path / "gain.txt"))
+    assert (tmp_path / "gain.txt").read_text(encoding="utf-8") == shown
+
+
+_GAIN = ("gain", "--scheme", "keel", "--sublayers", "8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*_GAIN, "--alpha", "0"), "alpha must be positive"),
+        ((*_GAIN, "--alpha", "-L"), "alpha must be positive"),
+        ((*_GAIN, "--alpha", "L+"), "cannot read 'L+'"),
+        ((*_GAIN, "--alpha", "__import__('os').getcwd()"), "is not allowed"),
+        ((*_GAIN, "--alpha", "9**9**9**9"), "is too large for a float"),
+        (("gain", "--scheme", "keel", "--sublayers", "0"), "n_sublayers must be a whole number of at least 1"),
+        (("gain", "--scheme", "pre_ln", "--sublayers", "8", "--alpha", "2"), "'pre_ln' has no parameter 'alpha'"),
+        (("gain", "--scheme", "nonesuch", "--sublayers", "8"), "unknown scheme 'nonesuch'"),
+        ((*_GAIN, "--branch-variance", "-1"), "branch_variance must be a non-negative"),
+        ((*_GAIN, "--branch-variance", "nan"), "branch_variance must be a non-negative"),
+        (("alpha", "--sublayers", "0", "--min-gain", "0.5"), "whole number >= 1"),
+        (("alpha", "--sublayers", "8", "--min-gain", "0"), "between 0 and 1"),
+        (("alpha", "--sublayers", "8", "--min-gain", "1"), "between 0 and 1"),
+        (("alpha", "--sublayers", "8", "--min-gain", "0.5", "--branch-variance", "-2"), "branch variance must be"),
+        (("derive", "99"), "no equation '99'; known: 1, 2"),
+        (("derive", "19", "--latex", "--json"), "leave --latex out"),
+        (("phase", "-o", "phase.xyz"), "must end in .png, .svg or .pdf"),
+        (("phase", "-o", "absent/phase.png"), "cannot write 'absent/phase.png'"),
+        (("phase", "-o", "phase.png", "--branch-variance", "-1"), "branch variance must be"),
+        (("phase",), "name the figure with -o"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_written(
+    keel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = keel(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [_GAIN, ("alpha", "--sublayers", "8", "--min-gain", "0.5"), ("limits",), ("derive", "15"), ("phase", "-o", "phase.png")],
+    ids=lambda arguments: arguments[0],
+)
+def test_theory_never_imports_torch(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    code = (
+        f"import sys; sys.argv = ['keel', 'theory', *{arguments!r}]\n"
+        "from probes.cli.main import app\napp(standalone_mode=False)\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

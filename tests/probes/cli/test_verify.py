@@ -1,0 +1,83 @@
+"""``keel verify``: tables, exit codes, progress."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from keel_theory import claims as claims_module
+from keel_theory.claims import CLAIMS, Verdict
+from probes.cli import main as cli
+
+Run = Callable[..., tuple[int, str, str]]
+_QUICK = ("5-alpha", "9-radial", "19-wrong-limit")
+
+
+@pytest.fixture
+def keel(monkeypatch, capsys) -> Run:
+    """The command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["keel", "verify", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_table_has_one_line_per_claim_and_progress_is_not_in_it(keel: Run) -> None:
+    code, out, err = keel(*_QUICK)
+    assert (code, err) == (0, "checking 3 claims\n")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == list(_QUICK)
+    assert "3 of 3 claims as expected" in out
+
+
+def test_json_holds_derived_numeric_and_measured(keel: Run) -> None:
+    code, out, _ = keel(*_QUICK, "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["id"] for row in rows] == list(_QUICK)
+    assert [row["verdict"] for row in rows] == ["holds", "holds", "refuted"]
+    assert all(isinstance(row[key], float) for row in rows for key in ("derived", "numeric", "measured", "own_branches"))
+
+
+def test_markdown_to_a_file(keel: Run, tmp_path: Path) -> None:
+    code, out, _ = keel(*_QUICK, "--markdown", "-o", str(tmp_path / "claims.md"))
+    assert (code, out) == (0, "")
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8").count("\n| `") == 3
+
+
+def test_a_failing_claim_exits_with_1_and_is_named(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = dict(CLAIMS) | {"5-alpha": replace(CLAIMS["5-alpha"], expected=Verdict.REFUTED)}
+    monkeypatch.setattr(claims_module, "CLAIMS", MappingProxyType(wrong))
+    code, out, err = keel("5-alpha", "9-radial")
+    assert code == 1
+    assert "holds, NOT AS EXPECTED" in out
+    assert "1 of 2 claims as expected" in out
+    assert "not as expected: 5-alpha" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("99",), "unknown claim '99'"),
+        (("--json", "--markdown"), "exclude each other"),
+        (("5-alpha", "-o", "absent/claims.txt"), "its folder does not exist"),
+    ],
+)
+def test_bad_input(
+    keel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = keel(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
