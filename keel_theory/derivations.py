@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy as sp
 
-from keel_theory import asymptotics, paper_equations
+from keel_theory import asymptotics, depthwise_equations, paper_equations
 from keel_theory.errors import EquationError
 from keel_theory.results import Derivation, Step, StepKind
 
@@ -20,6 +20,7 @@ __all__ = ["DERIVATIONS", "derive", "is_proved", "verify_step"]
 DERIVATIONS: Mapping[str, Callable[[], Derivation]] = MappingProxyType(
     {
         **paper_equations.EQUATIONS,
+        **depthwise_equations.EQUATIONS,
         **asymptotics.LIMITS,
     }
 )
