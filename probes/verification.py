@@ -100,10 +100,10 @@ def as_markdown(verifications: Iterable[Verification]) -> str:
             [
                 f"`{row['id']}`",
                 row["equation"],
-                f"{row['statement']} *Assumes: {row['assumes']}.*",
+                f"{row['statement']}. *Assumes: {row['assumes']}.*",
                 row["quantity"],
                 number(row["claimed"]),
-                f"{row['formula']} = {number(row['derived'])}" if row["formula"] != "0" else "0",
+                number(row["derived"]) if row["formula"] == "0" else f"{number(row['derived'])}: {row['formula']}",
                 with_error(row["numeric"], row["numeric_error"]),
                 with_error(row["measured"], row["measured_error"]),
                 number(row["measured_predicted"]),
