@@ -56,18 +56,14 @@ def read_documents(sources: Sequence[str], *, column: str = "text", max_bytes: i
             if text is None:
                 n_skipped += 1
             elif text.strip():
-                documents.append(_cut(text, left))
-                left -= len(documents[-1].encode("utf-8"))
+                raw = text.encode("utf-8")
+                documents.append(text if len(raw) <= left else raw[:left].decode("utf-8", "ignore"))
+                left -= len(raw)
             if left <= 0:
                 return Documents(tuple(documents), n_skipped)
     if not documents:
         raise TextError(f"no text in {', '.join(sources)}: empty, or no file of UTF-8 text")
     return Documents(tuple(documents), n_skipped)
-
-
-def _cut(text: str, n_bytes: int) -> str:
-    raw = text.encode("utf-8")
-    return text if len(raw) <= n_bytes else raw[:n_bytes].decode("utf-8", "ignore")
 
 
 def _documents(source: str, column: str) -> Iterator[str | None]:
