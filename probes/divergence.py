@@ -35,6 +35,7 @@ from probes.onset import FloatArray, running_median
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run"]
 
 _LOOKS = 100
+_OPEN_POINTS = 3  # a spike at the very end of the data is told from noise by so many points
 
 
 class RunRecordError(KeelError):
@@ -100,6 +101,7 @@ class StreamingJudge:
         self._rates: list[float] = []
         self._losses: list[float] = []
         self._bad_gradients = 0
+        self._bad_losses = 0  # in a row
         self._next_look = 0.0
         self._since: tuple[Outcome, int] | None = None
         self._certain = False
@@ -134,7 +136,8 @@ class StreamingJudge:
         self._rates.append(learning_rate)
         self._losses.append(loss)
         self._bad_gradients += grad_norm is not None and not math.isfinite(grad_norm)
-        if step >= self._next_look or not math.isfinite(loss):
+        self._bad_losses = 0 if math.isfinite(loss) else self._bad_losses + 1
+        if step >= self._next_look or self._bad_losses in (1, self.thresholds.non_finite_patience):
             self._look(step)
         return self._certain
 
@@ -155,6 +158,11 @@ class StreamingJudge:
         if self._since is None or self._since[0] is not outcome:
             self._since = (outcome, step)
         self._certain = findings.certain and not self._to_end
+
+    @property
+    def _enough(self) -> bool:
+        """Whether there are enough finite losses to judge by."""
+        return sum(map(math.isfinite, self._losses)) >= self.thresholds.min_points
 
     @property
     def _complete(self) -> bool:
@@ -222,7 +230,7 @@ def _findings(judge: StreamingJudge) -> _Findings:
         elif rise is not None and rise.settled:
             met[Criterion.IRRECOVERABLE_SPIKE] = _Trouble(index=int(finite[rise.index]), reason=_rise_words(rise, record))
             certain |= rise.certain
-        elif rise is not None:
+        elif rise is not None and bad is None and len(record.losses) - rise.recognised >= _OPEN_POINTS:
             open_spike = _Trouble(index=int(finite[rise.index]), reason=_open_words(rise, record))
         certain |= _add_lags(met, record, finite, rise, thresholds)
         undecidable = _blind_plateau(record, finite, rise, thresholds) if not met else None
@@ -328,7 +336,9 @@ def _outcome(judge: StreamingJudge, findings: _Findings) -> Outcome:
         return Outcome.INCOMPLETE
     if findings.undecidable is not None:
         return Outcome.CANNOT_JUDGE
-    return Outcome.HEALTHY if judge._complete else Outcome.INCOMPLETE
+    if not judge._complete:
+        return Outcome.INCOMPLETE
+    return Outcome.HEALTHY if judge._enough else Outcome.CANNOT_JUDGE
 
 
 def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
@@ -364,6 +374,8 @@ def _healthy_words(judge: StreamingJudge, outcome: Outcome) -> str:
     rate = judge._rates[-1]
     if outcome is Outcome.HEALTHY:
         return f"no divergence up to the end of the ramp, learning rate {rate:.4g}: Max LR is a lower bound"
+    if outcome is Outcome.CANNOT_JUDGE:
+        return f"{len(judge._losses)} points are too few to judge by; at least {judge.thresholds.min_points} are needed"
     return (
         f"no divergence in the data, which end at step {judge._steps[-1]} of {judge.ramp_steps}, learning rate {rate:.4g}: "
         "Max LR is a lower bound"

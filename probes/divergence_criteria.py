@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.onset import Bend, FloatArray, date_bend, noise_deviation, running_median, trend
+from probes.onset import Bend, FloatArray, aged_median, aged_windows, date_bend, noise_deviation, running_median, trend
 
 __all__ = ["JudgeThresholds", "Lag", "LagKind", "Landmarks", "Record", "Rise", "find_lag", "find_non_finite", "find_rise"]
 
@@ -49,9 +49,9 @@ class JudgeThresholds:
     rise_noise: float = 4.0
     rise_tail: float = 0.05
     rise_patience: float = 0.15
-    plateau_margin: float = 0.05
+    plateau_margin: float = 0.1
     plateau_patience: float = 0.35
-    gap: float = 0.1
+    gap: float = 0.05
     gap_noise: float = 3.0
     gap_patience: float = 0.15
     still_falling: float = 0.01
@@ -144,8 +144,23 @@ class Record:
     @cached_property
     def lasting_level(self) -> FloatArray:
         """Running median of 2 % of the ramp: what is left when short spikes are gone."""
+        return running_median(self.losses, self.lasting_window)
+
+    @cached_property
+    def lasting_window(self) -> int:
+        """Points in 2 % of the ramp, odd, at least five."""
         spacing = (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
-        return running_median(self.losses, max(5, round(0.02 * self.ramp_steps / max(spacing, 1e-9))) | 1)
+        return max(5, round(0.02 * self.ramp_steps / max(spacing, 1e-9))) | 1
+
+    @cached_property
+    def aged_level(self) -> FloatArray:
+        """Running median whose window grows with the age of the run, to an eighth of it: five points at the start."""
+        return aged_median(self.losses)
+
+    @cached_property
+    def aged_noise(self) -> FloatArray:
+        """Standard deviation of ``aged_level``, shape (n,), for noise that lasts a few points."""
+        return self.noise * np.sqrt(5 / aged_windows(len(self.losses)))
 
     def until(self, stop: int) -> Record:
         """The first points alone."""
@@ -187,6 +202,7 @@ class Rise:
         recognised: index of the first point after which the level stays too high.
         before: level before, nats.
         after: lowest level since, nats.
+        tolerance: by which the level had to rise to count, nats.
         settled: whether enough of the ramp has followed to call it unrecovered.
         certain: whether looking further is pointless.
     """
@@ -195,6 +211,7 @@ class Rise:
     recognised: int
     before: float
     after: float
+    tolerance: float
     settled: bool
     certain: bool
 
@@ -211,11 +228,28 @@ def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
     Returns:
         The rise, or None.
     """
-    level = record.level
+    sharp = _find_rise(record, thresholds, record.level, np.full(len(record.losses), record.noise))
+    if sharp is not None and sharp.settled:
+        return sharp
+    slow = _find_rise(record, thresholds, record.aged_level, record.aged_noise)
+    if slow is not None and slow.settled and record.level[-3:].min() > slow.before + slow.tolerance / 2:
+        return slow
+    return sharp if sharp is not None and _stands_out(record, sharp) else None
+
+
+def _stands_out(record: Record, rise: Rise) -> bool:
+    """Whether the few points after a rise stand above where the run was, not only above the luckiest of its points."""
+    base = float(record.aged_level[: rise.recognised].min())
+    return float(np.median(record.losses[rise.recognised :])) > base + rise.tolerance
+
+
+def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, noise: FloatArray) -> Rise | None:
     lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(level)[:-1]])
     lowest_after = np.minimum.accumulate(level[::-1])[::-1]
     learned = np.maximum(record.initial - lowest_before, 0.05 * abs(record.initial))
-    tolerance = np.maximum(thresholds.rise * learned, thresholds.rise_noise * record.noise)
+    where_lowest = np.maximum.accumulate(np.where(level[:-1] < lowest_before[:-1], np.arange(len(level) - 1), 0))
+    noise = np.maximum(noise, noise[np.concatenate([[0], where_lowest])])
+    tolerance = np.maximum(thresholds.rise * learned, thresholds.rise_noise * noise)
     risen = np.flatnonzero(lowest_after[1:] - lowest_before[1:] > tolerance[1:])
     if not len(risen):
         return None
@@ -228,6 +262,7 @@ def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
         recognised=recognised,
         before=before,
         after=float(lowest_after[recognised]),
+        tolerance=float(tolerance[recognised]),
         settled=enough_points and lasted >= thresholds.rise_tail,
         certain=enough_points
         and lasted >= thresholds.rise_patience
@@ -247,29 +282,33 @@ def _returns(record: Record, recognised: int, target: float) -> bool:
 
 
 def _date_rise(record: Record, recognised: int, before: float, lowest_after: FloatArray) -> int:
-    level = record.level
     top = float(lowest_after[-3:].min()) if len(lowest_after) - recognised > 3 else float(lowest_after[-1])
+    jump = _date_jump(record, recognised, before + 0.25 * (top - before))
+    if jump is not None:
+        return jump
     half_way = recognised + int(np.argmax(lowest_after[recognised:] >= before + 0.6 * (top - before)))
-    bottom = int(np.argmin(level[:recognised]))
-    base = float(np.median(level[max(0, bottom - 5) : min(bottom + 6, recognised)]))
-    at_base = np.flatnonzero(level[:half_way] <= base + 1.5 * record.noise)
+    base = float(record.aged_level[:recognised].min())
+    at_base = np.flatnonzero(record.aged_level[:half_way] <= base + 2 * record.aged_noise[:half_way])
     last = int(at_base[-1]) if len(at_base) else recognised - 1
-    if half_way - last <= 4:
-        return _first_jump(record, last, recognised, base)
     return _bend_up(record, last, half_way)
 
 
-def _first_jump(record: Record, last: int, recognised: int, base: float) -> int:
-    """A sharp rise: the first of the neighbouring points whose own loss stands out of the noise."""
-    index = min(last + 1, recognised)
-    while index > 1 and index > recognised - 6 and record.losses[index - 1] > base + 4 * record.noise:
+def _date_jump(record: Record, recognised: int, height: float) -> int | None:
+    """A sharp rise: the first of a few neighbours whose own loss stands out of the noise; None where the rise takes longer."""
+    usual = float(np.median(record.losses[max(0, recognised - 20) : max(1, recognised - 4)]))
+    index = recognised
+    while index > 1 and record.losses[index - 1] > usual + 4 * record.noise:
         index -= 1
-    return index
+    soon = float(record.level[min(recognised + 2, len(record.level) - 1)])
+    sharp = recognised - index <= 6 and soon > max(height, usual + 6 * record.noise)
+    return index if sharp else None
 
 
 def _bend_up(record: Record, last: int, half_way: int) -> int:
     """A slow rise: the bend between what came before and the first half of the rise, earlier spikes cut off."""
-    start = max(0, last - 2 * (half_way - last) - 20)
+    height = record.aged_level[half_way] - record.aged_level[last]
+    high = np.flatnonzero(record.aged_level[:last] > record.aged_level[last] + max(0.5 * height, 3 * record.noise))
+    start = max(0, last - (half_way - last) - 5, *(high[-1:] - 1))
     ceiling = np.minimum.accumulate(record.level[: last + 1]) + 3 * record.noise
     values = np.concatenate([np.minimum(record.level[: last + 1], ceiling), record.level[last + 1 :]])
     tau = date_bend(record.steps[start : half_way + 1], values[start : half_way + 1], Bend.FREE)
@@ -344,7 +383,7 @@ def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | 
     first = int(inside[0])
     healthy = reference.lasting_level
     learned = np.maximum(reference.initial - healthy, 0.02 * abs(reference.initial))
-    noise = math.hypot(record.noise, reference.noise)
+    noise = math.hypot(record.noise, reference.noise) * math.sqrt(5 / record.lasting_window)
     above = record.lasting_level - healthy > np.maximum(thresholds.gap * learned, thresholds.gap_noise * noise)
     above[:first] = False
     start = _last_stretch(above)
@@ -353,7 +392,7 @@ def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | 
     departure = _date_departure(record, reference, first, start)
     knee = _date_knee(record, 0)
     flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
-    flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.3 * record.share(departure))
+    flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.6 * record.share(departure))
     end, expected = _end_level(record, knee), float(healthy[-1])
     if not flat:
         return Lag(kind=LagKind.FALLING, index=departure, level=end, expected=expected, certain=False)
@@ -385,23 +424,17 @@ def _end_level(record: Record, start: int) -> float:
     return float(np.median(record.losses[start + 2 * (len(record.losses) - start) // 3 :]))
 
 
-def _band(record: Record, start: int) -> float:
-    """Half-width within which a plateau counts as reached."""
-    return max(2 * record.noise, 0.01 * abs(float(record.losses[start]) - _end_level(record, start)))
-
-
 def _date_knee(record: Record, start: int) -> int:
     """Where a fall, or a rise, from ``start`` on ends in the plateau at the end of the record."""
-    level = record.level[start:]
-    plateau, band = _end_level(record, start), _band(record, start)
-    outside = abs(level[0] - plateau) > band
-    if not outside:
+    distance = np.abs(record.aged_level[start:] - _end_level(record, start))
+    height, noise = float(distance[0]), record.aged_noise[start:]
+    inside = distance <= np.maximum(2 * noise, 0.01 * height)
+    if inside[0]:
         return start
-    reached = int(np.argmax(np.abs(level - plateau) <= band))
-    height = abs(level[0] - plateau)
-    near = np.flatnonzero(np.abs(level[: reached + 1] - plateau) > max(0.2 * height, 6 * record.noise))
-    first = min(int(near[-1]) + 1 if len(near) else 0, max(reached - 4, 0))
-    last = min(len(level), reached + 2 * max(reached - first, 5))
+    reached = int(np.argmax(inside))
+    far = np.flatnonzero(distance[:reached] > np.maximum(0.05 * height, 8 * noise[:reached]))
+    first = min(int(far[-1]) if len(far) else 0, max(reached - 4, 0))
+    last = min(len(distance), reached + 2 * max(reached - first, 5))
     window = slice(start + first, start + last)
     tau = date_bend(record.steps[window], record.level[window], Bend.LEVEL_AFTER)
     return int(np.searchsorted(record.steps, tau))
@@ -418,7 +451,6 @@ def _date_departure(record: Record, reference: Record, first: int, start: int) -
     gap = record.level - reference.level
     if start <= first:
         return first
-    stop = min(len(gap), start + max(start - first, 10))
-    window = slice(max(first, start - 2 * (stop - start) - 20), stop)
+    window = slice(first, min(len(gap), start + max((start - first) // 4, 5)))
     tau = date_bend(record.steps[window], gap[window], Bend.LEVEL_BEFORE)
     return int(np.searchsorted(record.steps, tau, side="right"))

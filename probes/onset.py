@@ -19,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 
-__all__ = ["Bend", "FloatArray", "date_bend", "noise_deviation", "running_median", "trend"]
+__all__ = ["Bend", "FloatArray", "aged_median", "aged_windows", "date_bend", "noise_deviation", "running_median", "trend"]
 
 FloatArray: TypeAlias = "NDArray[np.float64]"
 
 _MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-_MAX_CANDIDATES = 160
-_MAX_POINTS = 640
+_MAX_CANDIDATES = 64
+_MAX_POINTS = 512
 _NOISE_WINDOW = 31
+_AGED = (5, 11, 23, 47, 95, 191)
 
 
 class Bend(Enum):
@@ -38,7 +39,7 @@ class Bend(Enum):
 
 
 def running_median(values: FloatArray, window: int = 5) -> FloatArray:
-    """Median over a centred window; the first and last values are repeated beyond the ends.
+    """Median over a centred window, the curve mirrored at its ends; five points or fewer repeat the end value instead.
 
     Args:
         values: shape (n,), finite.
@@ -53,8 +54,36 @@ def running_median(values: FloatArray, window: int = 5) -> FloatArray:
     """
     if window < 3 or len(values) < 3:
         return values.copy()
-    smooth: FloatArray = median_filter(values, size=window, mode="nearest")
+    smooth: FloatArray = median_filter(values, size=window, mode="nearest" if window <= 5 else "reflect")
     return smooth
+
+
+def aged_windows(n: int) -> NDArray[np.int64]:
+    """Windows of :func:`aged_median`: per point, the largest of 5, 11, 23 ... 191 that is at most an eighth of its index.
+
+    Example:
+        >>> aged_windows(100)[[0, 50, 99]].tolist()
+        [5, 5, 11]
+    """
+    widths = np.array(_AGED)
+    return np.asarray(widths[np.clip(np.searchsorted(widths, np.arange(n) / 8, side="right") - 1, 0, None)], dtype=np.int64)
+
+
+def aged_median(values: FloatArray) -> FloatArray:
+    """Running median whose window grows with the index, so that relative to its age an early bend is as sharp as a late one.
+
+    Args:
+        values: shape (n,), finite.
+
+    Returns:
+        Shape (n,).
+    """
+    windows = aged_windows(len(values))
+    result = values.copy()
+    for width in np.unique(windows):
+        chosen = windows == width
+        result[chosen] = running_median(values, int(width))[chosen]
+    return result
 
 
 def noise_deviation(values: FloatArray) -> float:
@@ -139,17 +168,18 @@ def date_bend(positions: FloatArray, values: FloatArray, bend: Bend) -> float:
 
 
 def _best(candidates: FloatArray, t: FloatArray, y: FloatArray, bend: Bend) -> float:
-    return float(candidates[int(np.argmin([_squares(tau, t, y, bend) for tau in candidates]))])
-
-
-def _squares(tau: float, t: FloatArray, y: FloatArray, bend: Bend) -> float:
-    columns = [np.ones_like(t)]
+    """The candidate with the smallest sum of squares; all fits at once, arrays (candidates, points, columns)."""
+    distance = t[None, :] - candidates[:, None]
+    columns = [np.ones_like(distance)]
     if bend is not Bend.LEVEL_BEFORE:
-        columns.append(np.minimum(0, t - tau))
+        columns.append(np.minimum(0, distance))
     if bend is not Bend.LEVEL_AFTER:
-        columns.append(np.maximum(0, t - tau))
-    design = np.stack(columns, axis=1)
-    gram = design.T @ design
-    gram += 1e-12 * np.trace(gram) * np.eye(len(gram))  # a piece without points leaves its slope free
-    residual = y - design @ np.linalg.solve(gram, design.T @ y)
-    return float(residual @ residual)
+        columns.append(np.maximum(0, distance))
+    design = np.stack(columns, axis=2)
+    transposed = design.transpose(0, 2, 1)
+    gram = transposed @ design
+    ridge = 1e-12 * np.trace(gram, axis1=1, axis2=2)  # a piece without points leaves its slope free
+    gram += ridge[:, None, None] * np.eye(len(columns))
+    weights = np.linalg.solve(gram, transposed @ y[None, :, None])
+    residual = y[None, :] - (design @ weights)[:, :, 0]
+    return float(candidates[int(np.argmin((residual**2).sum(axis=1)))])
