@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -176,10 +177,10 @@ class BlockRunner:
             for index in self.sublayers_of[block]:
                 sublayer = self.layout.sublayers[index]
                 if sublayer.branch is not None:
-                    self._tap(stack, sublayer.branch, lambda t, i=index: branches.__setitem__(i, t))
+                    self._tap(stack, sublayer.branch, partial(branches.__setitem__, index))
                 if sublayer.boundary_out != self.boundaries_of(block)[1]:
                     tap = self.layout.boundaries[sublayer.boundary_out].tap
-                    self._tap(stack, tap, lambda t, i=sublayer.boundary_out: streams.__setitem__(i, t))
+                    self._tap(stack, tap, partial(streams.__setitem__, sublayer.boundary_out))
             output = self._call(block, stream_RTD, calls)
         return BlockPass(output, streams, branches)
 
@@ -266,7 +267,7 @@ class BlockRunner:
             stack.callback(module.register_forward_hook(after).remove)
 
     def _recorded(self, inputs_BT: Tensor) -> list[tuple[tuple[object, ...], dict[str, object]]]:
-        """Arguments of every block. A block returns a tensor, or a tuple that starts with one: whichever the loop carries on."""
+        """Arguments of every block. A block returns a tensor or a tuple that starts with one: whichever the loop carries on."""
         for wrap in (lambda stream: stream, lambda stream: (stream,)):
             calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
             with _identity_blocks([self.model.get_submodule(name) for name in self.layout.blocks], calls, wrap):

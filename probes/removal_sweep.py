@@ -104,8 +104,9 @@ class _Sweep:
         targets = batch.targets[predicted]
         rows = []
         for start, stop in self._groups(range(len(streams_VBTD)), streams_VBTD, device):
-            hidden = self.runner.tail(streams_VBTD[start:stop].flatten(0, 1).to(device)).unflatten(0, (stop - start, -1))
-            losses = token_losses(head, hidden[:, predicted].flatten(0, 1), targets.repeat(stop - start))
+            hidden_RTD = self.runner.tail(streams_VBTD[start:stop].flatten(0, 1).to(device))
+            hidden_VND = hidden_RTD.view(stop - start, *predicted.shape, -1)[:, predicted]
+            losses = token_losses(head, hidden_VND.flatten(0, 1), targets.repeat(stop - start))
             rows.append(losses.view(stop - start, -1).cpu())
         by_birth = torch.cat(rows)
         given = torch.empty_like(by_birth)

@@ -98,9 +98,7 @@ def test_several_batches_are_carried_together() -> None:
 @pytest.mark.parametrize(
     ("name", "window"), [("Gemma2", {"sliding_window": 2}), ("Qwen2", {"use_sliding_window": True, "sliding_window": 2})]
 )
-def test_alternating_attention_keeps_its_places_where_deleting_a_block_shifts_them(
-    name: str, window: dict[str, object]
-) -> None:
+def test_alternating_attention_keeps_its_places_where_deletion_shifts_them(name: str, window: dict[str, object]) -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     config = getattr(transformers, f"{name}Config")(
         vocab_size=VOCAB,
