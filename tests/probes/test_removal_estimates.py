@@ -85,9 +85,9 @@ def test_taylor_in_every_scheme(scheme: str) -> None:
 def test_taylor_tends_to_the_exact_difference_as_the_branch_shrinks() -> None:
     errors = []
     for size in (1e-2, 1e-3, 1e-4):
-        model, batch = tiny_model("llama"), next_token_batch(tiny_ids())
+        model, batch = perturbed(Transformer(small_config("pre_ln"))), next_token_batch(random_ids())
         with torch.no_grad():
-            model.model.layers[1].mlp.down_proj.weight.mul_(size)
+            model.blocks[1].ffn.branch.function.down.weight.mul_(size)
         layout = describe_model(model)
         runner = BlockRunner(model, layout)
         unit = joint_unit(layout, "sublayer", [3])
@@ -134,11 +134,10 @@ def test_scattered_units_add_up_their_pieces() -> None:
 def test_batches_are_weighted_by_what_they_hold() -> None:
     model = tiny_model("llama")
     long, short = next_token_batch(tiny_ids(2, 12)), next_token_batch(tiny_ids(1, 5))
-    both, alone = estimates(model, "block", long, short), [estimates(model, "block", b) for b in (long, short)]
+    both, one, two = (estimates(model, "block", *batches) for batches in ([long, short], [long], [short]))
     for name, weights in (("taylor", (22, 4)), ("block_influence", (24, 5)), ("angular_distance", (2, 1))):
-        expected = [
-            (weights[0] * a + weights[1] * b) / sum(weights) for a, b in zip(*(getattr(e, name) for e in alone), strict=True)
-        ]
+        pairs = zip(getattr(one, name), getattr(two, name), strict=True)
+        expected = [(weights[0] * a + weights[1] * b) / sum(weights) for a, b in pairs]
         assert getattr(both, name) == pytest.approx(expected, rel=1e-9)
 
 
