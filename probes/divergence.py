@@ -175,7 +175,7 @@ def judge_run(
     steps: Sequence[int],
     learning_rates: Sequence[float],
     losses: Sequence[float],
-    grad_norms: Sequence[float] | None = None,
+    grad_norms: Sequence[float | None] | None = None,
     *,
     ramp_steps: int | None = None,
     landmarks: Landmarks | None = None,
@@ -287,23 +287,23 @@ def _blind_plateau(
     if plateau is None or record.initial - plateau.level < 0.1 * abs(record.initial):
         return None
     reason = (
-        f"the loss stands still at {plateau.level:.4g} from step {record.steps[plateau.index]:.0f} on; cannot judge whether that "
-        "is stagnation without the unigram entropy or a reference run"
+        f"the loss stands still at {plateau.level:.4g} from step {record.steps[plateau.index]:.0f} on; cannot judge whether "
+        "that is stagnation without the unigram entropy or a reference run"
     )
     return _Trouble(index=int(finite[plateau.index]), reason=reason)
 
 
 def _rise_words(rise: Rise, record: Record) -> str:
     return (
-        f"the loss leaves its level of {rise.before:.4g} at step {record.steps[rise.index]:.0f} and never returns: lowest since "
-        f"step {record.steps[rise.recognised]:.0f} is {rise.after:.4g}"
+        f"the loss leaves its level of {rise.before:.4g} at step {record.steps[rise.index]:.0f} and never returns: lowest "
+        f"since step {record.steps[rise.recognised]:.0f} is {rise.after:.4g}"
     )
 
 
 def _open_words(rise: Rise, record: Record) -> str:
     return (
-        f"a spike from step {record.steps[rise.index]:.0f} (level before {rise.before:.4g}) is still open at the end of the data, "
-        "too late to say whether it recovers"
+        f"a spike from step {record.steps[rise.index]:.0f} (level before {rise.before:.4g}) is still open at the end of the "
+        "data, too late to say whether it recovers"
     )
 
 

@@ -150,7 +150,7 @@ class Record:
     def lasting_window(self) -> int:
         """Points in 2 % of the ramp, odd, at least five."""
         spacing = (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
-        return max(5, round(0.02 * self.ramp_steps / max(spacing, 1e-9))) | 1
+        return int(max(5, round(0.02 * self.ramp_steps / max(float(spacing), 1e-9)))) | 1
 
     @cached_property
     def aged_level(self) -> FloatArray:

@@ -141,7 +141,8 @@ class Judgement:
         if self.outcome is Outcome.HEALTHY:
             where = f": no divergence up to the end of the ramp (step {self.last_step})"
         elif self.outcome is Outcome.INCOMPLETE:
-            where = f": no divergence, but the data end at step {self.last_step} of {self.ramp_steps}{where and f', trouble{where}'}"
+            trouble = where and f", with a spike open{where}"
+            where = f": no divergence, but the data end at step {self.last_step} of {self.ramp_steps}{trouble}"
         return f"{self.outcome.words}{where}; Max LR {bound} (resolution {self.resolution:.2g})"
 
     def to_frame(self) -> pd.DataFrame:

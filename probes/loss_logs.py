@@ -1,0 +1,319 @@
+r"""Finished logs as runs: CSV, JSON lines, Hugging Face ``trainer_state.json`` and TensorBoard event files.
+
+A point is one optimizer step. Rows that repeat a step are its micro-batches, and their mean is the step's loss; where a run was
+resumed and steps come again, the last ones count. Without a step column, rows of one learning rate are one step if such groups
+are all of one size, and otherwise every row is a step.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probes.errors import KeelError
+from probes.onset import FloatArray
+from probes.tensorboard_events import event_rows, is_event_file
+
+__all__ = ["LossLogError", "RunLog", "read_loss_log"]
+
+_NAMES = {
+    "loss": ("loss", "train_loss", "training_loss", "loss_train", "lm_loss", "train_lm_loss", "loss_avg"),
+    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_0", "learning_rate_0", "lr_adamw"),
+    "step": ("step", "global_step", "optimizer_step", "train_step", "train_global_step", "iteration", "iter", "steps"),
+    "grad_norm": ("grad_norm", "gradient_norm", "train_grad_norm", "total_grad_norm", "total_norm", "gradnorm"),
+}
+_VALIDATION = frozenset({"eval", "val", "valid", "validation", "test", "dev"})
+_WORDS = {"loss": "losses", "lr": "learning rates"}
+
+
+class LossLogError(KeelError):
+    """A log that cannot be read as a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunLog:
+    """A run as it was logged.
+
+    Attributes:
+        source: file it came from.
+        steps: optimizer steps, shape (n,), increasing.
+        losses: shape (n,), as logged; may hold not-a-numbers.
+        learning_rates: shape (n,); None where the log has none.
+        grad_norms: n values, None where one is missing; None where the log has none.
+        notes: what was averaged, skipped or replaced, in words.
+    """
+
+    source: str
+    steps: NDArray[np.int64]
+    losses: FloatArray
+    learning_rates: FloatArray | None
+    grad_norms: tuple[float | None, ...] | None
+    notes: tuple[str, ...]
+
+    def ramp(self) -> RunLog:
+        """The part up to the last point at the highest learning rate: what decays after it is no part of the ramp.
+
+        Raises:
+            LossLogError: if the log has no learning rates.
+        """
+        if self.learning_rates is None:
+            raise LossLogError(f"'{self.source}' has no learning rates")
+        rates = self.learning_rates
+        stop = len(rates) - int(np.argmax(rates[::-1]))
+        dropped = len(rates) - stop
+        note = f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged"
+        return replace(
+            self,
+            steps=self.steps[:stop],
+            losses=self.losses[:stop],
+            learning_rates=rates[:stop],
+            grad_norms=None if self.grad_norms is None else self.grad_norms[:stop],
+            notes=(*self.notes, note) if dropped else self.notes,
+        )
+
+
+def read_loss_log(path: Path, *, need_rates: bool = True) -> RunLog:
+    """Read a log in any of the known formats.
+
+    Args:
+        path: a CSV, TSV, JSON lines or JSON file, a TensorBoard event file, or a folder with ``trainer_state.json`` or event
+            files.
+        need_rates: refuse a log without learning rates (a reference run needs none).
+
+    Returns:
+        The run, one point per optimizer step.
+
+    Raises:
+        LossLogError: if the file cannot be read, or has no losses, or no learning rates where they are needed.
+    """
+    path = _inside(path)
+    notes: list[str] = []
+    rows = _rows(path, notes)
+    if not rows:
+        raise LossLogError(f"'{path}' holds no rows; a log has one row per optimizer step with its loss and learning rate")
+    columns = _columns(path, rows, need_rates=need_rates)
+    points = _points(path, rows, columns, notes)
+    if "step" not in columns:
+        points = _number(points, notes)
+    points = _merge(_drop_overlap(points, notes), notes)
+    return _run_log(path, points, columns, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    step: int
+    loss: float
+    rate: float
+    grad_norm: float | None
+
+
+def _inside(path: Path) -> Path:
+    if not path.exists():
+        raise LossLogError(f"no file '{path}'")
+    if not path.is_dir():
+        return path
+    if (path / "trainer_state.json").exists():
+        return path / "trainer_state.json"
+    if any(map(is_event_file, path.iterdir())):
+        return path
+    raise LossLogError(f"folder '{path}' holds neither trainer_state.json nor TensorBoard event files; name a log file")
+
+
+def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:
+    if path.is_dir() or is_event_file(path):
+        return event_rows(path, lambda tags: _choose(tags, _NAMES))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LossLogError(
+            f"cannot read '{path}': {error}; known are CSV, JSON lines, trainer_state.json, event files"
+        ) from error
+    start = text.lstrip()[:1]
+    if start == "{" or start == "[":
+        return _json_rows(path, text, notes)
+    return _csv_rows(text)
+
+
+def _csv_rows(text: str) -> list[Mapping[str, Any]]:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return []
+    delimiter = max(",;\t", key=lines[0].count)
+    return list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+
+
+def _json_rows(path: Path, text: str, notes: list[str]) -> list[Mapping[str, Any]]:
+    """One JSON value (a list of rows, or an object with ``log_history``), or one object a line; a torn last line is skipped."""
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        return _json_lines(path, text, notes)
+    if isinstance(whole, dict) and "log_history" in whole:
+        notes.append("a Trainer log shows no losses that are not finite unless it ran with logging_nan_inf_filter=False")
+        whole = whole["log_history"]
+    rows = whole if isinstance(whole, list) else [whole]
+    if not all(isinstance(row, dict) for row in rows):
+        raise LossLogError(f"'{path}' is JSON, but not a list of rows or an object with 'log_history'")
+    return rows
+
+
+def _json_lines(path: Path, text: str, notes: list[str]) -> list[Mapping[str, Any]]:
+    lines = [line for line in text.splitlines() if line.strip()]
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines) and rows:
+                notes.append("the last line is cut short and was skipped")
+                break
+            raise LossLogError(f"'{path}', line {number}, is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise LossLogError(f"'{path}', line {number}, is not a JSON object")
+        rows.append(row)
+    return rows
+
+
+def _columns(path: Path, rows: Sequence[Mapping[str, Any]], *, need_rates: bool) -> dict[str, str]:
+    """The log's own names of loss, lr, step and grad_norm."""
+    found = list(dict.fromkeys(name for row in rows for name in row if name is not None))
+    columns = _choose(found, _NAMES)
+    for wanted in ("loss", "lr") if need_rates else ("loss",):
+        if wanted not in columns:
+            raise LossLogError(
+                f"'{path}' has no {_WORDS[wanted]}: columns found are {', '.join(map(str, found)) or 'none'}; "
+                f"a column of one of these names would do: {', '.join(_NAMES[wanted])}"
+            )
+    return columns
+
+
+def _choose(found: Iterable[str], names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """For each wanted quantity the column of the first known name.
+
+    Example:
+        >>> _choose(["Step", "train/loss", "LR-AdamW"], _NAMES)
+        {'loss': 'train/loss', 'lr': 'LR-AdamW', 'step': 'Step'}
+    """
+    plain = {_plain(name): name for name in reversed(list(found))}
+    choices = {key: _match(plain, known) for key, known in names.items()}
+    return {key: name for key, name in choices.items() if name is not None}
+
+
+def _match(plain: Mapping[str, str], known: Sequence[str]) -> str | None:
+    """The first known name, or the only column that ends in one (a run's name may stand before it) and is no validation."""
+    for name in known:
+        if name in plain:
+            return plain[name]
+    ends = [column for column in plain if column.endswith(tuple("_" + name for name in known))]
+    ends = [column for column in ends if not _VALIDATION.intersection(column.split("_"))]
+    return plain[ends[0]] if len(ends) == 1 else None
+
+
+def _plain(name: str) -> str:
+    return "_".join("".join(c if c.isalnum() else " " for c in str(name).lower()).split())
+
+
+def _points(path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], notes: list[str]) -> list[_Point]:
+    points, skipped = [], 0
+    for number, row in enumerate(rows, start=1):
+        value = {key: _number_in(path, number, name, row.get(name)) for key, name in columns.items()}
+        if value["loss"] is None or value.get("lr", 0.0) is None or value.get("step", 0.0) is None:
+            skipped += 1
+            continue
+        points.append(_point(path, number, value))
+    if skipped:
+        notes.append(f"{skipped} rows without a loss, a learning rate or a step were skipped")
+    if not points:
+        raise LossLogError(f"no row of '{path}' has all of {', '.join(columns.values())}")
+    return points
+
+
+def _point(path: Path, row: int, value: Mapping[str, float | None]) -> _Point:
+    step, rate = value.get("step", 0.0), value.get("lr", math.nan)
+    if step is None or not math.isfinite(step) or step != int(step):
+        raise LossLogError(f"'{path}', row {row}: step {step} is not a whole number")
+    if rate is not None and "lr" in value and not (math.isfinite(rate) and rate >= 0):
+        raise LossLogError(f"'{path}', row {row}: learning rate {rate} is not a finite number >= 0")
+    norm = value.get("grad_norm")
+    return _Point(
+        int(step), float(value["loss"] or 0.0), math.nan if rate is None else rate, math.nan if norm is None else norm
+    )
+
+
+def _number_in(path: Path, row: int, column: str, value: object) -> float | None:
+    """A number, not-a-number words included; None for an empty cell."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever is no number raises
+    except (TypeError, ValueError):
+        raise LossLogError(f"'{path}', row {row}, column '{column}': {value!r} is not a number") from None
+
+
+def _number(points: list[_Point], notes: list[str]) -> list[_Point]:
+    """Steps for rows without: by groups of one learning rate where these are alike, else one by one."""
+    groups = [list(group) for _, group in itertools.groupby(points, key=lambda point: point.rate)]
+    sizes = [len(group) for group in groups]
+    usual = sizes[0]
+    regular = usual > 1 and len(groups) > 2 and set(sizes[:-1]) == {usual} and sizes[-1] <= usual
+    if not regular:
+        notes.append("no step column: rows are numbered from 1")
+        return [replace(point, step=number) for number, point in enumerate(points, start=1)]
+    notes.append(f"no step column: each {usual} rows of one learning rate are one optimizer step")
+    return [replace(point, step=number) for number, group in enumerate(groups, start=1) for point in group]
+
+
+def _drop_overlap(points: list[_Point], notes: list[str]) -> list[_Point]:
+    """Where steps go back (a run resumed from a checkpoint), what was logged before from there on is dropped."""
+    kept: list[_Point] = []
+    dropped = 0
+    for point in points:
+        if kept and kept[-1].step > point.step:
+            before = len(kept)
+            kept = [earlier for earlier in kept if earlier.step < point.step]
+            dropped += before - len(kept)
+        kept.append(point)
+    if dropped:
+        notes.append(f"steps go back: {dropped} rows were replaced by later ones of the same steps")
+    return kept
+
+
+def _merge(points: list[_Point], notes: list[str]) -> list[_Point]:
+    """One point per step: the mean over micro-batches, or the last row where a repeated step is an exception."""
+    groups = [list(group) for _, group in itertools.groupby(points, key=lambda point: point.step)]
+    usual = Counter(map(len, groups)).most_common(1)[0][0]
+    if usual == 1:
+        repeated = sum(len(group) - 1 for group in groups)
+        if repeated:
+            notes.append(f"{repeated} rows repeat a step; the last one counts")
+        return [group[-1] for group in groups]
+    notes.append(f"each step has {usual} rows: its loss is the mean over these micro-batches")
+    if len(groups[-1]) < usual:
+        notes.append(f"the last step has {len(groups[-1])} of {usual} micro-batches; its loss is the mean over them")
+    return [_mean(group) for group in groups]
+
+
+def _mean(group: list[_Point]) -> _Point:
+    loss = sum(point.loss for point in group) / len(group)
+    return replace(group[-1], loss=loss)
+
+
+def _run_log(path: Path, points: list[_Point], columns: Mapping[str, str], notes: list[str]) -> RunLog:
+    return RunLog(
+        source=str(path),
+        steps=np.array([point.step for point in points], dtype=np.int64),
+        losses=np.array([point.loss for point in points]),
+        learning_rates=np.array([point.rate for point in points]) if "lr" in columns else None,
+        grad_norms=tuple(point.grad_norm for point in points) if "grad_norm" in columns else None,
+        notes=tuple(notes),
+    )
