@@ -4,7 +4,6 @@ import pytest
 
 from keel_theory.claims import CLAIMS, get_claim
 from probes.claim_measurements import MEASUREMENTS, measure_claim
-from probes.verification import Verification, as_markdown, as_row, verify_claims
 
 
 def test_every_claim_is_measured() -> None:
@@ -31,22 +30,3 @@ def test_post_ln_s_full_gradient_does_not_vanish_where_the_shortcut_s_does() -> 
     shortcut, full = measure_claim("15-product"), measure_claim("15-full-gradient")
     assert shortcut.own < -0.5  # the model's own branches, log10
     assert full.own > -0.1
-
-
-def test_verification_fails_if_the_measurement_does() -> None:
-    (done,) = verify_claims(["5-alpha"])
-    assert done.passed
-    off = type(done.measurement)(value=1.0, predicted=2.0, own=1.0, setting="none")
-    assert not Verification(done.result, off).passed
-    assert "NOT AS EXPECTED" in as_markdown([Verification(done.result, off)])
-
-
-def test_rows_and_markdown_hold_the_same_claims() -> None:
-    seen: list[str] = []
-    done = verify_claims(["9-radial", "5-beta"], progress=seen.append)
-    assert seen == ["9-radial", "5-beta"]
-    assert [as_row(each)["id"] for each in done] == seen
-    lines = as_markdown(done).splitlines()
-    assert len(lines) == 4
-    assert {line.count(" | ") for line in lines} == {10}
-    assert "refuted" in lines[3]
