@@ -111,7 +111,7 @@ def _curves(axes: Axes, frame: pd.DataFrame) -> None:
         (depth[-1], 1.0),
         (-4, 5),
         textcoords="offset points",
-        color=_dark(red),
+        color="white",
         size=7,
         ha="right",
     )
