@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 __all__ = ["Scheduler", "borrowed"]
 
+_FLAG = (bool, int, float)
+
 
 class Scheduler(Protocol):
     """A learning-rate scheduler, as far as its state goes."""
@@ -85,7 +87,7 @@ def _clone(tensor: Tensor | None) -> Any:
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     state = {parameter: _Kept(values) for parameter, values in optimizer.state.items()}
     groups = [_Kept({name: value for name, value in group.items() if name != "params"}) for group in optimizer.param_groups]
-    flags = {name: value for name, value in vars(optimizer).items() if isinstance(value, (bool, int, float))}
+    flags = {name: value for name, value in vars(optimizer).items() if isinstance(value, _FLAG)}
 
     @torch.no_grad()
     def restore() -> None:
@@ -96,6 +98,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             parameters = group["params"]
             group.clear()
             group.update({"params": parameters} | kept.restored())
+        for name in [n for n, value in vars(optimizer).items() if isinstance(value, _FLAG) and n not in flags]:
+            delattr(optimizer, name)
         vars(optimizer).update(flags)
 
     return restore

@@ -21,8 +21,8 @@ def small_corpus() -> Corpus:
 
 
 def small_run(**changes: Any) -> TrainingConfig:
-    """50 steps of a model of width 16 in about a second; ``scheme`` and ``n_blocks`` are the model's."""
-    model = {name: changes.pop(name) for name in ("scheme", "n_blocks", "compute_dtype") if name in changes}
+    """50 steps of a model of width 16 in about a second; scheme, n_blocks, compute_dtype and init_std are the model's."""
+    model = {name: changes.pop(name) for name in ("scheme", "n_blocks", "compute_dtype", "init_std") if name in changes}
     plain = {"steps": 50, "batch_size": 4, "seq_len": 16, "peak_lr": 0.02, "validation_tokens": 64} | changes
     return TrainingConfig(model=replace(MODEL, **model), corpus=CORPUS, **plain)
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from probes.admin_profile import profile_admin
 from probes.errors import CheckpointError, OutputError, TextError
+from probes.model import Transformer
 from probes.run_folder import read_log
 from probes.saving import load_model
 from probes.training import Outcome, Trainer, TrainingConfigError, TrainingInterrupted, train
@@ -246,11 +248,12 @@ def test_bfloat16_branches_train_beside_a_float32_stream() -> None:
     assert result.records[-1].loss < result.records[0].loss - 1
 
 
-def test_admin_is_profiled_before_its_first_step() -> None:
-    trainer = Trainer(small_run(scheme="admin"), small_corpus())
-    scales = [float(s.shortcut_scale.detach().mean()) for s in trainer.model.sublayers()]
-    assert scales == sorted(scales)
-    assert scales[-1] > 1
+def test_admin_is_profiled_on_the_first_steps_windows() -> None:
+    config = small_run(scheme="admin")
+    scales = [float(s.shortcut_scale.detach().mean()) for s in Trainer(config, small_corpus()).model.sublayers()]
+    windows = small_corpus().batch(seed=0, step=1, n_windows=4, seq_len=16)
+    assert scales == pytest.approx(profile_admin(Transformer(config.model), [windows[:, :-1]]))
+    assert len(set(scales)) == 4
 
 
 def test_validation_loss_is_the_mean_over_held_out_windows() -> None:
