@@ -323,7 +323,7 @@ class GradientNorms:
         first, last = self.block_input(0).stream_grad, self.block_input(self.n_blocks - 1).stream_grad
         if not (_ordinary(first) and _ordinary(last)):
             return f"Stream gradient at the input of block 0: {first:.3g}; at the input of the last block: {last:.3g}."
-        return f"Stream gradient at the input of block 0 is {_times(first.value / last.value)} that at the last block."
+        return f"Stream gradient at the input of block 0 is {_factor(first.value / last.value)}x that at the last block."
 
     def _small_blocks(self) -> str:
         grads = self.block_grads
@@ -341,11 +341,11 @@ class GradientNorms:
         bottom = self.block_input(0)
         if not (_ordinary(top.stream_grad) and _ordinary(bottom.stream_grad)):
             return ""
-        changes = f"the full gradient changes {_times(bottom.stream_grad.value / top.stream_grad.value)}"
+        changes = f"the full gradient is multiplied by {_factor(bottom.stream_grad.value / top.stream_grad.value)}"
         if not _ordinary(bottom.shortcut_grad):
             return f"From the last block's output down to block 0 {changes}; shortcut-only: {bottom.shortcut_grad:.3g}."
         alone = bottom.shortcut_grad.value / top.stream_grad.value
-        return f"From the last block's output down to block 0 {changes}, the shortcut-only one {_times(alone)}."
+        return f"From the last block's output down to block 0 {changes}, the shortcut-only one by {_factor(alone)}."
 
     def _alike_tokens(self) -> str:
         stream = self.boundaries[: self.sublayers[-1].boundary_out + 1]
@@ -415,8 +415,8 @@ def _ordinary(estimate: Estimate) -> bool:
     return estimate.status in (Status.OK, Status.UNDERFLOW)
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.3g}x" if 1e-3 <= ratio < 1e4 else f"{ratio:.1e}x"
+def _factor(ratio: float) -> str:
+    return f"{ratio:.3g}" if 1e-3 <= ratio < 1e4 else f"{ratio:.1e}"
 
 
 def _blocks(blocks: list[int]) -> str:
