@@ -183,9 +183,10 @@ def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
         render(_COLUMNS, _rows(result), wide=sys.stdout.isatty()),
         "",
         *_omitted(result),
-        "stream grad: norm of the loss gradient with respect to the stream that enters the block; shortcut only: the same with",
-        "every branch held constant; param grad: of the block's parameters, and of its attention and FFN sub-layers; attn/stream,",
-        "FFN/stream: RMS of what the sub-layer adds over that of the stream; cosine: mean between positions. Means over batches.",
+        "stream grad: norm of the loss gradient with respect to the stream that enters the block; shortcut only: the same",
+        "with every branch held constant; param grad: of the block's parameters, and of its attention and FFN sub-layers;",
+        "attn/stream, FFN/stream: RMS of what the sub-layer adds over that of the stream; cosine: mean between positions.",
+        "All are means over batches.",
         "",
         *result.verdict(),
     ]
@@ -224,7 +225,7 @@ def _omitted(result: GradientNorms) -> list[str]:
 
 def _rows(result: GradientNorms) -> list[dict[str, object]]:
     blank = dict.fromkeys(_COLUMNS, "")
-    parts = [
+    parts: list[dict[str, object]] = [
         blank | {"place": part.name, "param_grad": f"{part.grad_norm:.3g}", "grad/weight": f"{part.grad_to_weight:.2g}"}
         for part in result.parts
     ]
