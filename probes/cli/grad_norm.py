@@ -224,7 +224,7 @@ def _omitted(result: GradientNorms) -> list[str]:
 
 
 def _rows(result: GradientNorms) -> list[dict[str, object]]:
-    blank = dict.fromkeys(_COLUMNS, "")
+    blank: dict[str, object] = dict.fromkeys(_COLUMNS, "")
     parts: list[dict[str, object]] = [
         blank | {"place": part.name, "param_grad": f"{part.grad_norm:.3g}", "grad/weight": f"{part.grad_to_weight:.2g}"}
         for part in result.parts
