@@ -244,10 +244,9 @@ def _point(path: Path, row: int, value: Mapping[str, float | None]) -> _Point:
         raise LossLogError(f"'{path}', row {row}: step {step} is not a whole number")
     if rate is not None and "lr" in value and not (math.isfinite(rate) and rate >= 0):
         raise LossLogError(f"'{path}', row {row}: learning rate {rate} is not a finite number >= 0")
-    norm = value.get("grad_norm")
-    return _Point(
-        int(step), float(value["loss"] or 0.0), math.nan if rate is None else rate, math.nan if norm is None else norm
-    )
+    loss = value["loss"]
+    assert loss is not None  # such rows are skipped
+    return _Point(int(step), loss, math.nan if rate is None else rate, value.get("grad_norm"))
 
 
 def _number_in(path: Path, row: int, column: str, value: object) -> float | None:

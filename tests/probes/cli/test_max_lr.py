@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from probes.cli import max_lr
+from probes.errors import KeelError
+
+N = 500
+
+
+@pytest.fixture
+def app():
+    application = typer.Typer()
+    max_lr.register(application)
+    application.callback()(lambda: None)
+    return application
+
+
+@pytest.fixture
+def run(app):
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, ["max-lr", *map(str, arguments)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+def write_log(path, losses, *, rates=True):
+    header = "step,loss,lr" if rates else "step,loss"
+    lines = [f"{k},{loss},{0.05 * k / N}" if rates else f"{k},{loss}" for k, loss in enumerate(losses, start=1)]
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return path
+
+
+SPIKE = np.concatenate([np.linspace(5, 3, 200), np.full(300, 9.0)])
+PLATEAU = np.where(np.arange(1, N + 1) < 30, 11 - 4 * np.arange(1, N + 1) / 30, 7.0)
+HEALTHY = 4 + 7 * np.exp(-np.arange(N) / 40)
+
+
+def test_verdict_has_kind_onset_max_lr_and_resolution(run, tmp_path):
+    result = run("--from-log", write_log(tmp_path / "loss.csv", SPIKE))
+    assert result.exit_code == 0
+    assert result.stdout.startswith("irrecoverable spike from step 201 of 500; Max LR 0.02 (resolution 0.0001)\n")
+    assert "best loss 3.0" in result.stdout
+    assert "degradation          cannot judge              >= " in result.stdout
+    assert result.stderr == ""
+
+
+def test_reference_and_entropy_change_what_can_be_judged(run, tmp_path):
+    log = write_log(tmp_path / "loss.csv", PLATEAU)
+    reference = write_log(tmp_path / "reference.csv", HEALTHY, rates=False)
+    assert run("--from-log", log).stdout.startswith("cannot judge from step 30 of 500; Max LR >= 0.0029")
+    assert run("--from-log", log, "--unigram-entropy", 7).stdout.startswith("stagnation from step 30 of 500; Max LR 0.0029")
+    assert run("--from-log", log, "--reference", reference).stdout.startswith("stagnation from step 30 of 500; Max LR 0.0029")
+
+
+def test_json_holds_the_same_and_a_file_holds_what_the_terminal_shows(run, tmp_path):
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    shown = run("--from-log", log, "--json").stdout
+    assert run("--from-log", log, "--json", "-o", tmp_path / "out.json").stdout == ""
+    assert (tmp_path / "out.json").read_text() == shown
+    answer = json.loads(shown)
+    assert (answer["outcome"], answer["onset_step"], answer["max_lr"]) == ("irrecoverable_spike", 201, 0.02)
+    assert answer["source"] == str(log)
+
+
+def test_not_a_number_is_a_clean_answer(run, tmp_path):
+    result = run("--from-log", write_log(tmp_path / "loss.csv", ["nan"] * 20), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["outcome"] == "non_finite"
+
+
+def test_ramp_that_goes_on_makes_the_data_incomplete(run, tmp_path):
+    result = run("--from-log", write_log(tmp_path / "loss.csv", HEALTHY), "--ramp-steps", 5000)
+    assert result.stdout.startswith("incomplete: no divergence, but the data end at step 500 of 5000; Max LR >= 0.05")
+
+
+def test_to_end_judges_every_criterion_on_all_points(run, tmp_path):
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    early = json.loads(run("--from-log", log, "--json").stdout)
+    late = json.loads(run("--from-log", log, "--json", "--to-end").stdout)
+    assert early["last_step"] < late["last_step"] == N
+    assert early["max_lr"] == late["max_lr"]
+
+
+@pytest.mark.parametrize("option", ["--from-log", "--reference"])
+def test_missing_files_are_the_users_to_mend(run, tmp_path, option):
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    with pytest.raises(KeelError, match=r"no file '.*none\.csv'"):
+        run("--from-log", log, option, tmp_path / "none.csv")
+
+
+def test_log_without_rates_is_refused_with_the_columns_found(run, tmp_path):
+    with pytest.raises(KeelError, match="has no learning rates: columns found are step, loss;"):
+        run("--from-log", write_log(tmp_path / "loss.csv", SPIKE, rates=False))
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"), [([5.0], "landmarks: a reference run needs at least two"), (["nan", "nan"], "at least two finite")]
+)
+def test_useless_reference_is_refused(run, tmp_path, losses, message):
+    log, reference = write_log(tmp_path / "loss.csv", SPIKE), write_log(tmp_path / "reference.csv", losses)
+    with pytest.raises(KeelError, match=message):
+        run("--from-log", log, "--reference", reference)
+
+
+def test_entropy_must_be_a_number(run, tmp_path):
+    with pytest.raises(KeelError, match="landmarks: unigram_entropy must be finite"):
+        run("--from-log", write_log(tmp_path / "loss.csv", SPIKE), "--unigram-entropy", "nan")
+
+
+def test_nothing_named_is_a_usage_error(app):
+    result = CliRunner().invoke(app, ["max-lr"])
+    assert result.exit_code == 2
+    assert "name a finished run" in result.stderr
+
+
+def test_importing_the_judge_and_the_command_needs_no_torch():
+    modules = "probes.cli.max_lr, probes.divergence, probes.loss_logs, probes.seed_summary"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,231 @@
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from probes.loss_logs import LossLogError, read_loss_log
+from probes.tensorboard_events import TensorBoardError
+
+STEPS = range(1, 11)
+
+
+def rows(loss="loss", lr="lr", step="step", grad="grad_norm"):
+    return [{step: k, loss: 5.0 - 0.1 * k, lr: 0.005 * k, grad: 1.0 + k} for k in STEPS]
+
+
+def write_csv(path, table, delimiter=","):
+    lines = [delimiter.join(table[0]), *(delimiter.join(map(str, row.values())) for row in table)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def assert_is_the_run(log):
+    np.testing.assert_array_equal(log.steps, STEPS)
+    np.testing.assert_allclose(log.losses, [5.0 - 0.1 * k for k in STEPS])
+    np.testing.assert_allclose(log.learning_rates, [0.005 * k for k in STEPS])
+    assert log.grad_norms == tuple(1.0 + k for k in STEPS)
+
+
+NAMES = [
+    ("loss", "lr", "step", "grad_norm"),
+    ("train_loss", "learning_rate", "global_step", "gradient_norm"),
+    ("Train/Loss", "LR-AdamW", "Step", "total norm"),
+    ("train/loss", "train/learning_rate", "train/global_step", "train/grad_norm"),
+    ("lm loss", "learning rate", "iteration", "grad norm"),
+    ("run 7 - train/loss", "run 7 - train/lr", "_step", "run 7 - train/grad_norm"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: names[0])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+def test_csv_under_common_names(tmp_path, names, delimiter):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", rows(*names), delimiter)))
+
+
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: names[0])
+def test_json_lines_under_common_names(tmp_path, names):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows(*names))))
+    assert_is_the_run(read_loss_log(path))
+
+
+def test_trainer_state_in_a_folder_skips_evaluations_and_the_summary(tmp_path):
+    history = []
+    for row in rows(lr="learning_rate"):
+        history += [row, {"step": row["step"], "eval_loss": 9.0}]
+    state = {"global_step": 10, "log_history": [*history, {"step": 10, "train_loss": 7.0, "train_runtime": 3.0}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    log = read_loss_log(tmp_path)
+    assert_is_the_run(log)
+    assert "11 rows without a loss, a learning rate or a step were skipped" in log.notes
+    assert any("logging_nan_inf_filter" in note for note in log.notes)
+
+
+def test_list_of_rows_as_json(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(rows()))
+    assert_is_the_run(read_loss_log(path))
+
+
+def test_validation_loss_is_no_training_loss(tmp_path):
+    path = write_csv(tmp_path / "log.csv", [{"step": 1, "my_val_loss": 3.0, "my_loss": 5.0, "lr": 0.1}])
+    assert read_loss_log(path).losses.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "inf", "-Infinity"])
+def test_words_for_not_a_number(tmp_path, word):
+    path = tmp_path / "log.csv"
+    path.write_text(f"step,loss,lr\n1,5,0.1\n2,{word},0.2\n")
+    losses = read_loss_log(path).losses
+    assert losses[0] == 5
+    assert not math.isfinite(losses[1])
+
+
+@pytest.mark.parametrize("text", ['{"step": 1, "loss": NaN, "lr": 0.1}\n', '{"step": 1, "loss": "NaN", "lr": 0.1}\n'])
+def test_not_a_number_in_json(tmp_path, text):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    assert math.isnan(read_loss_log(path).losses[0])
+
+
+def test_empty_cells_are_missing_rows_and_not_losses(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,lr,grad_norm\n1,5,0.1,\n2,,0.2,1\n\n3,4,,1\n4,3,0.4,2\n")
+    log = read_loss_log(path)
+    assert log.steps.tolist() == [1, 4]
+    assert log.grad_norms == (None, 2.0)
+    assert log.notes == ("2 rows without a loss, a learning rate or a step were skipped",)
+
+
+def test_resumed_run_counts_its_last_rows(tmp_path):
+    table = [{"step": k, "loss": 5.0, "lr": 0.01 * k} for k in range(1, 8)]
+    table += [{"step": k, "loss": 4.0, "lr": 0.01 * k} for k in range(4, 11)]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.steps.tolist() == list(range(1, 11))
+    assert log.losses.tolist() == [5.0] * 3 + [4.0] * 7
+    assert log.notes == ("steps go back: 4 rows were replaced by later ones of the same steps",)
+
+
+def test_step_repeated_once_counts_its_last_row(tmp_path):
+    table = [{"step": k, "loss": 5.0, "lr": 0.1} for k in (1, 2, 3)] + [{"step": 3, "loss": 4.0, "lr": 0.1}]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.losses.tolist() == [5.0, 5.0, 4.0]
+    assert "1 rows repeat a step; the last one counts" in log.notes
+
+
+def micro_batches(n_steps=10, per_step=4, last=4):
+    """Learning rate k * 0.005 within step k; losses whose mean is 6 - 0.1 k (full steps)."""
+    table = [
+        {"step": k, "loss": 6 - 0.1 * k + 0.2 * (i - (per_step - 1) / 2), "lr": 0.005 * k}
+        for k in range(1, n_steps + 1)
+        for i in range(per_step)
+    ]
+    return table[: len(table) - per_step + last]
+
+
+@pytest.mark.parametrize("with_step", [True, False], ids=["repeated steps", "no step column"])
+def test_points_are_optimizer_steps_and_losses_means_over_micro_batches(tmp_path, with_step):
+    table = [row if with_step else {"loss": row["loss"], "lr": row["lr"]} for row in micro_batches()]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.steps.tolist() == list(range(1, 11))
+    np.testing.assert_allclose(log.learning_rates, 0.005 * np.arange(1, 11))
+    np.testing.assert_allclose(log.losses, 6 - 0.1 * np.arange(1, 11))
+
+
+@pytest.mark.parametrize("with_step", [True, False], ids=["repeated steps", "no step column"])
+def test_last_partial_window_is_reported(tmp_path, with_step):
+    table = [row if with_step else {"loss": row["loss"], "lr": row["lr"]} for row in micro_batches(last=2)]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert len(log.steps) == 10
+    assert log.losses[-1] == pytest.approx(5.0 + 0.2 * -1.0)
+    assert "the last step has 2 of 4 micro-batches; its loss is the mean over them" in log.notes
+
+
+def test_rounded_learning_rates_do_not_make_micro_batches_of_numbered_steps(tmp_path):
+    table = [{"step": k, "loss": 5.0 - 0.01 * k, "lr": round(1e-5 * k, 4)} for k in range(1, 101)]
+    assert len(read_loss_log(write_csv(tmp_path / "log.csv", table)).steps) == 100
+
+
+def test_rows_without_steps_are_numbered(tmp_path):
+    table = [{"loss": 5.0 - 0.1 * k, "lr": 0.005 * k} for k in STEPS]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.steps.tolist() == list(STEPS)
+    assert "no step column: rows are numbered from 1" in log.notes
+
+
+def test_ramp_ends_at_the_last_highest_rate(tmp_path):
+    rates = [0.1, 0.2, 0.3, 0.3, 0.2, 0.1]
+    table = [{"step": k, "loss": 5.0, "lr": rate} for k, rate in enumerate(rates)]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp()
+    assert log.learning_rates.tolist() == [0.1, 0.2, 0.3, 0.3]
+    assert log.notes == ("2 points after the last one at the highest learning rate (0.3) are not judged",)
+
+
+def test_cut_last_line_is_skipped_and_said(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows())) + '\n{"step": 11, "lo')
+    log = read_loss_log(path)
+    assert_is_the_run(log)
+    assert "the last line is cut short and was skipped" in log.notes
+
+
+def test_reference_needs_no_learning_rates(tmp_path):
+    path = write_csv(tmp_path / "log.csv", [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}])
+    log = read_loss_log(path, need_rates=False)
+    assert log.learning_rates is None
+    with pytest.raises(LossLogError, match="has no learning rates"):
+        log.ramp()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "step,loss\n1,5\n",
+            r"has no learning rates: columns found are step, loss; a column of one of these names .*learning_rate",
+        ),
+        ("step,lr\n1,5\n", "has no losses: columns found are step, lr"),
+        ("", "holds no rows"),
+        ("step,loss,lr\n", "holds no rows"),
+        ("step,loss,lr\n1,five,0.1\n", "row 1, column 'loss': 'five' is not a number"),
+        ("step,loss,lr\n1.5,5,0.1\n", "row 1: step 1.5 is not a whole number"),
+        ("step,loss,lr\nnan,5,0.1\n", "row 1: step nan is not a whole number"),
+        ("step,loss,lr\n1,5,-0.1\n", "row 1: learning rate -0.1 is not a finite number"),
+        ("step,loss,lr\n1,5,nan\n", "row 1: learning rate nan is not a finite number"),
+        ("step,loss,lr\n1,,0.1\n", "no row of .* has all of loss, lr, step"),
+        ("[1, 2]", "not a list of rows"),
+        ('{"loss": 1, "lr": 0.1}\n[1]\n', "line 2, is not a JSON object"),
+        ('{"loss": 1, "lr": 0.1}\n{"los\n{"loss": 1, "lr": 0.1}\n', "line 2, is not JSON"),
+    ],
+)
+def test_bad_logs_are_refused(tmp_path, text, message):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    with pytest.raises(LossLogError, match=message):
+        read_loss_log(path)
+
+
+def test_missing_file_and_empty_folder(tmp_path):
+    with pytest.raises(LossLogError, match="no file"):
+        read_loss_log(tmp_path / "none.csv")
+    with pytest.raises(LossLogError, match=r"holds neither trainer_state\.json nor TensorBoard event files"):
+        read_loss_log(tmp_path)
+
+
+def test_binary_file_is_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(LossLogError, match="cannot read"):
+        read_loss_log(path)
+
+
+def test_event_files_need_their_package(tmp_path, monkeypatch):
+    path = tmp_path / "events.out.tfevents.1.host"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(
+        TensorBoardError, match=r"needs the package tensorboard, which is not installed: pip install tensorboard"
+    ):
+        read_loss_log(path)
