@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge
 from probes.errors import KeelError
 from probes.judgement import Judgement
 from probes.run_folder import StepRecord
+from probes.seed_summary import SeedSummary, combine_seeds
 from probes.training import TrainingResult, train
 from probes.training_config import TrainingConfig, TrainingConfigError
 from probes.training_state import Scheduler, borrowed
@@ -40,14 +40,12 @@ __all__ = [
     "StressTest",
     "cpu_preset",
     "gpu_preset",
+    "landmarks_for",
     "stress_test",
     "stress_test_model",
 ]
 
 _Batch = TypeVar("_Batch")
-
-_N_RESAMPLES = 2000
-_CONFIDENCE = 0.95
 
 
 def cpu_preset(scheme: str) -> TrainingConfig:
@@ -113,40 +111,17 @@ class StressTest:
     config: TrainingConfig
     runs: tuple[StressRun, ...]
 
-    @property
-    def median_max_lr(self) -> float:
-        """Median over the seeds."""
-        return median(run.judgement.max_lr for run in self.runs)
-
-    @property
-    def lower_bound(self) -> bool:
-        """Whether the true median may be larger: some seed up to the median's rank is only a lower bound itself."""
-        ranked = sorted(self.runs, key=lambda run: run.judgement.max_lr)
-        return any(run.judgement.lower_bound for run in ranked[: len(ranked) // 2 + 1])
-
     @cached_property
-    def interval(self) -> tuple[float, float] | None:
-        """Percentile bootstrap of the median, 95 %, 2,000 resamples; None for a single seed.
-
-        Status: with few seeds it cannot be wider than their range, which it then tends to be.
-        """
-        if len(self.runs) < 2:
-            return None
-        values = np.array([run.judgement.max_lr for run in self.runs])
-        draws = np.random.default_rng(0).integers(len(values), size=(_N_RESAMPLES, len(values)))
-        low, high = np.quantile(np.median(values[draws], axis=1), [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
-        return float(low), float(high)
+    def summary(self) -> SeedSummary:
+        """Median Max LR over the seeds with a bootstrap interval; seeds that held to the peak count as lower bounds."""
+        return combine_seeds([run.judgement for run in self.runs])
 
     def verdict(self) -> str:
         """One sentence."""
         if len(self.runs) == 1:
             return self.runs[0].judgement.verdict()
-        kinds = ", ".join(f"seed {run.seed}: {run.judgement.verdict()}" for run in self.runs)
-        bound = ">= " if self.lower_bound else ""
-        assert self.interval is not None
-        low, high = self.interval
-        whole = f"median Max LR {bound}{self.median_max_lr:.4g} over {len(self.runs)} seeds (95 %: {low:.4g} to {high:.4g})"
-        return f"{whole}; {kinds}"
+        kinds = "; ".join(f"seed {run.seed}: {run.judgement.verdict()}" for run in self.runs)
+        return f"Max LR {self.summary.words()}, median of {len(self.runs)} seeds with its 95 % bootstrap interval; {kinds}"
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy rows: per seed, the Max LR overall and by each criterion, with outcome, onset, bound and best loss."""
@@ -168,9 +143,7 @@ class StressTest:
             "n_blocks": self.config.model.n_blocks,
             "n_sublayers": self.config.model.n_sublayers,
             "verdict": self.verdict(),
-            "median_max_lr": self.median_max_lr,
-            "lower_bound": self.lower_bound,
-            "interval": None if self.interval is None else list(self.interval),
+            "summary": asdict(self.summary),
             "runs": [
                 {"seed": run.seed, "judgement": run.judgement.to_dict(), "training": run.training.to_dict()}
                 for run in self.runs
@@ -184,10 +157,11 @@ def stress_test(
     n_seeds: int = 1,
     corpus: Corpus | None = None,
     folder: str | Path | None = None,
-    reference: Sequence[StepRecord] | None = None,
+    landmarks: Landmarks | None = None,
     thresholds: JudgeThresholds | None = None,
     early_stop: bool = True,
     on_step: Callable[[int, StepRecord], object] | None = None,
+    save_seconds: float = 60.0,
 ) -> StressTest:
     """Train up the ramp and judge the run while it goes on.
 
@@ -196,10 +170,12 @@ def stress_test(
         n_seeds: how many.
         corpus: the text; built once from ``config.corpus`` when None.
         folder: each seed's run goes to ``seed_N`` inside it, and resumes there.
-        reference: a healthy run over the same text and schedule; without one, degradation cannot be judged.
+        landmarks: what is known about a healthy run; those of :func:`landmarks_for` when None, with which degradation cannot
+            be judged, since that takes a reference run.
         thresholds: of the judge.
         early_stop: end a run once its divergence is certain. The verdict is the same without.
         on_step: called with (seed, record) of every step.
+        save_seconds: save the state of a run in a folder this often.
 
     Returns:
         Every seed's judgement.
@@ -212,18 +188,27 @@ def stress_test(
     if n_seeds < 1:
         raise TrainingConfigError(f"a stress test needs at least 1 seed, got {n_seeds}")
     corpus = build_corpus(config.corpus) if corpus is None else corpus
-    landmarks = _landmarks(corpus, reference)
+    landmarks = landmarks_for(corpus) if landmarks is None else landmarks
     runs = []
     for seed in range(config.seed, config.seed + n_seeds):
         judge = StreamingJudge(ramp_steps=config.steps, landmarks=landmarks, thresholds=thresholds)
         note = _note(judge, early_stop, None if on_step is None else _seeded(on_step, seed))
         place = None if folder is None else Path(folder) / f"seed_{seed}"
-        training = train(config.with_seed(seed), corpus=corpus, folder=place, on_step=note)
+        training = train(config.with_seed(seed), corpus=corpus, folder=place, on_step=note, save_seconds=save_seconds)
         runs.append(StressRun(judgement=judge.judgement(), training=training))
     return StressTest(config=config, runs=tuple(runs))
 
 
-def _landmarks(corpus: Corpus, reference: Sequence[StepRecord] | None) -> Landmarks:
+def landmarks_for(corpus: Corpus, reference: Sequence[StepRecord] | None = None) -> Landmarks:
+    """What is known about a healthy run on a text.
+
+    Args:
+        corpus: gives the unigram entropy, and ln V as the loss of an untrained model.
+        reference: a healthy run over the same text and ramp.
+
+    Returns:
+        The judge's landmarks.
+    """
     return Landmarks(
         unigram_entropy=corpus.unigram_entropy,
         initial_loss=math.log(corpus.vocab_size),
