@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from probes.errors import KeelError
 from probes.judgement import Outcome, Status
-from probes.max_learning_rate import StressTest, cpu_preset, gpu_preset, stress_test, stress_test_model
+from probes.max_learning_rate import StressTest, cpu_preset, gpu_preset, landmarks_for, stress_test, stress_test_model
 from probes.training_config import TrainingConfigError
 from tests.probes._runs import numbers, small_corpus, small_run
 
@@ -30,35 +29,26 @@ def test_a_run_that_breaks_is_judged(breaking) -> None:
         lr_before = 1e30 * (run.judgement.onset_step - 1) / 50
         assert run.judgement.max_lr == pytest.approx(lr_before)
     assert [run.seed for run in breaking.runs] == [0, 1]
-    assert not breaking.lower_bound
+    assert not breaking.summary.median_is_bound
 
 
 def test_a_run_that_holds_is_a_lower_bound() -> None:
     test = stress_test(small_run(), corpus=small_corpus())
     assert test.runs[0].judgement.outcome is Outcome.HEALTHY
-    assert test.median_max_lr == 0.02
-    assert test.lower_bound
-    assert test.interval is None
+    assert test.summary.median == 0.02
+    assert test.summary.median_is_bound
+    assert test.summary.low is None
     assert "no divergence up to the end of the ramp" in test.verdict()
 
 
 def test_seeds_differ_and_their_median_has_an_interval(breaking) -> None:
     first, second = (run.training.records[0].loss for run in breaking.runs)
     assert first != second
-    assert breaking.interval is not None
-    low, high = breaking.interval
     rates = [run.judgement.max_lr for run in breaking.runs]
-    assert min(rates) <= low <= breaking.median_max_lr <= high <= max(rates)
-    assert f"over 2 seeds (95 %: {low:.4g} to {high:.4g})" in breaking.verdict()
-
-
-def test_a_median_above_a_lower_bound_is_one_itself(breaking) -> None:
-    low, high = breaking.runs
-    bound = replace(low, judgement=replace(low.judgement, lower_bound=True, max_lr=1.0))
-    firm = replace(high, judgement=replace(high.judgement, max_lr=2.0))
-    assert replace(breaking, runs=(bound, firm, firm)).lower_bound
-    high_bound = replace(bound, judgement=replace(bound.judgement, max_lr=9.0))
-    assert not replace(breaking, runs=(firm, firm, high_bound)).lower_bound
+    assert breaking.summary.n_seeds == 2
+    assert min(rates) <= breaking.summary.median <= max(rates)
+    assert breaking.summary.words() in breaking.verdict()
+    assert "median of 2 seeds" in breaking.verdict()
 
 
 def test_stopping_early_changes_no_verdict_and_the_folder_resumes(tmp_path) -> None:
@@ -83,7 +73,7 @@ def test_a_reference_lets_degradation_be_judged() -> None:
         return next(c.status for c in run.judgement.criteria if c.criterion.value == "degradation")
 
     assert status() is Status.CANNOT_JUDGE
-    assert status(reference=reference) is Status.NOT_MET
+    assert status(landmarks=landmarks_for(small_corpus(), reference)) is Status.NOT_MET
 
 
 def test_frame_and_dictionary_hold_every_seed(breaking) -> None:

@@ -1,0 +1,147 @@
+"""``keel train``: what it leaves, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.cli import main as entry
+from probes.run_folder import read_log
+from tests.probes._runs import numbers
+
+QUICK = ["--blocks", "2", "--width", "16", "--steps", "60", "--seq-len", "16", "--batch-size", "2", "--threads", "1"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"Line {i} of a text to learn: {i * i % 97}.\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["keel", *map(str, arguments)])
+    code: object = 0
+    try:
+        entry.main()
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return int(code or 0), captured.out, captured.err
+
+
+def test_it_leaves_a_model_that_the_probes_read(text, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "run"
+    arguments = ("train", *QUICK, "--text", text, "--profiles", 3, "-o", folder, "--json")
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    summary = json.loads(out)
+    assert (summary["outcome"], summary["steps_done"]) == ("finished", 60)
+    assert summary["final_loss"] < read_log(folder / "log.jsonl")[0].loss
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "log.jsonl", "training.json", "result.json", "dynamics.parquet"}
+    code, out, err = run(monkeypatch, capsys, "grad-norm", folder, "--text", text, "--tokens", 32, "--seq-len", 16)
+    assert code == 0, err
+    assert "2 blocks / 4 sub-layers" in out
+
+
+def test_the_same_command_again_reads_the_result(text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("train", *QUICK, "--text", text, "-o", tmp_path / "run")
+    _, first, _ = run(monkeypatch, capsys, *arguments)
+    code, second, _ = run(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert second == first
+    assert "finished after 60 steps" in first
+
+
+def test_a_bpe_model_keeps_its_tokenizer(text, tmp_path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "run"
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, "--tokenizer", "bpe:300", "-o", folder)
+    assert code == 0, err
+    assert json.loads((folder / "config.json").read_text())["tokenizer"] == "tokenizer.json"
+    code, out, err = run(monkeypatch, capsys, "grad-norm", folder, "--text", text, "--tokens", 32, "--seq-len", 16, "--json")
+    assert code == 0, err
+    assert "TokenizersBackend" in json.loads(out)["tokenizer"] or "Fast" in json.loads(out)["tokenizer"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(text, tmp_path, monkeypatch, capsys) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    arguments = ["train", *QUICK, "--steps", "400", "--text", str(text)]
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", "from probes.cli.main import main; main()", *arguments, "-o", str(folder)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}
+    ) as child:
+        while child.poll() is None and not ((folder / "log.jsonl").exists() and len(read_log(folder / "log.jsonl")) > 5):
+            pass
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert f"its state is saved; the same command with -o {folder} goes on from there" in err
+    assert run(monkeypatch, capsys, *arguments, "-o", folder)[0] == 0
+    assert run(monkeypatch, capsys, *arguments, "-o", whole)[0] == 0
+    assert numbers(read_log(folder / "log.jsonl")) == numbers(read_log(whole / "log.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheme", "post_nl"], "unknown scheme 'post_nl'; known: highway"),
+        (["--schedule", "ramp", "--steps", "40"], "steps of a ramp must be at least 50, got 40"),
+        (["--peak", "0"], "peak_lr must be above 0, got 0.0"),
+        (["--text", "nowhere.txt"], "there is no text file or folder nowhere.txt"),
+        (["--seq-len", "100000"], "a window of seq_len 100000 needs 100001"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--dtype", "float8"], "unknown dtype 'float8'"),
+        (["--width", "21"], "must be even for rotary embeddings"),
+        (["--tokenizer", "words"], "give bytes, bpe:N"),
+        (["--set", "alpha=L.x"], "'L.x' in 'L.x' is not allowed"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(options, message, text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ["train", *QUICK, "--text", text, "-o", tmp_path / "run", *options]
+    if "--text" in options:
+        arguments.remove("--text")
+        arguments.remove(text)
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+
+
+def test_an_empty_text_is_refused(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", tmp_path / "empty.txt", "-o", tmp_path / "run")
+    assert (code, "is empty" in err) == (2, True)
+
+
+def test_a_changed_configuration_is_refused_by_its_field(text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("train", *QUICK, "--text", text, "-o", tmp_path / "run")
+    run(monkeypatch, capsys, *arguments)
+    code, _, err = run(monkeypatch, capsys, *arguments, "--peak", "0.5")
+    assert code == 2
+    assert "peak_lr is 0.003 there, 0.5 here" in err
+
+
+def test_a_changed_text_is_refused(text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("train", *QUICK, "--text", text, "-o", tmp_path / "run")
+    run(monkeypatch, capsys, *arguments)
+    text.write_text(text.read_text().replace("learn", "teach"))
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "holds a run on another text" in err
+
+
+def test_tensorboard_that_is_not_there_is_named(text, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, "--tensorboard", "-o", tmp_path / "run")
+    assert code == 2
+    assert "pip install tensorboard" in err
