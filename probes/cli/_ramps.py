@@ -127,8 +127,8 @@ def page(test: StressTest, *, wide: bool) -> str:
     text = test.runs[0].training.corpus
     lines = [
         f"{config.model.scheme}: {describe(config.model)}",
-        f"ramp 0 -> {config.peak_lr:g} over {config.steps} steps of {config.batch_size * config.seq_len} tokens; entropy of the "
-        f"text {text['unigram_entropy']:.4f} unigram, {text['bigram_entropy']:.4f} bigram nats/token",
+        f"ramp 0 -> {config.peak_lr:g} over {config.steps} steps of {config.batch_size * config.seq_len} tokens; "
+        f"entropy of the text {text['unigram_entropy']:.4f} unigram, {text['bigram_entropy']:.4f} bigram nats/token",
     ]
     for run in test.runs:
         trained = f"{len(run.training.records)} steps in {run.training.seconds:.0f} s"
