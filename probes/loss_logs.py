@@ -86,8 +86,8 @@ def read_loss_log(path: Path, *, need_rates: bool = True) -> RunLog:
     """Read a log in any of the known formats.
 
     Args:
-        path: a CSV, TSV, JSON lines or JSON file, a TensorBoard event file, or a folder with ``trainer_state.json`` or event
-            files.
+        path: a CSV, TSV, JSON lines or JSON file, a TensorBoard event file, or a folder with ``log.jsonl`` (of ``keel
+            train``), ``trainer_state.json`` or event files.
         need_rates: refuse a log without learning rates (a reference run needs none).
 
     Returns:
@@ -122,11 +122,12 @@ def _inside(path: Path) -> Path:
         raise LossLogError(f"no file '{path}'")
     if not path.is_dir():
         return path
-    if (path / "trainer_state.json").exists():
-        return path / "trainer_state.json"
+    for name in ("log.jsonl", "trainer_state.json"):
+        if (path / name).exists():
+            return path / name
     if any(map(is_event_file, path.iterdir())):
         return path
-    raise LossLogError(f"folder '{path}' holds neither trainer_state.json nor TensorBoard event files; name a log file")
+    raise LossLogError(f"folder '{path}' holds no log.jsonl, trainer_state.json or TensorBoard event file; name a log file")
 
 
 def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from probes.max_learning_rate import StressTest
-    from probes.training import TrainingConfig
+    from probes.divergence import Landmarks
+    from probes.judgement import Judgement
+    from probes.loss_logs import RunLog
 
-__all__ = ["register"]
-
-_PRESETS = ("cpu", "gpu")
-_GPU_DEPTHS = (64, 512)
+__all__ = ["judge_log", "judgement_page", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,14 +62,15 @@ def max_lr(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a healthy run on the same ramp, or with --from-log its log; degradation is judged beside it.",
+            help="A healthy run on the same ramp, its folder or log; degradation is judged beside it.",
             show_default=False,
         ),
     ] = None,
     unigram_entropy: Annotated[
         float | None,
         typer.Option(
-            help="With --from-log: unigram entropy of its text, nats; a plateau there is stagnation.", show_default=False
+            help="Of the text, nats; a plateau there is stagnation. [default: of the text trained on]",
+            show_default=False,
         ),
     ] = None,
     ramp_steps: Annotated[
@@ -94,125 +92,126 @@ def max_lr(
       keel max-lr --scheme keel --seeds 3 --peak 0.25 --steps 1000 -o runs/keel
       keel max-lr --from-log loss.csv --reference healthy.csv --unigram-entropy 3.2
     """  # noqa: D301 - a real \b keeps the lines of the example apart
+    from probes.cli import _tables
+    from probes.cli._io import emit
+
     if (from_log is None) == (scheme is None):
-        raise typer.BadParameter("name a scheme (keel schemes lists them), or a finished run with --from-log, and not both")
+        raise typer.BadParameter(
+            "name a finished run (--from-log loss.csv) or a scheme to train (--scheme post_ln), one of them"
+        )
+    if from_log is None and ramp_steps is not None:
+        raise typer.BadParameter("--ramp-steps belongs to --from-log; a ramp that is trained has --steps")
+    known = _landmarks(reference, unigram_entropy)
     if from_log is not None:
-        from probes.cli._max_lr_log import report_log
-
-        report_log(
-            from_log,
-            reference=reference,
-            unigram_entropy=unigram_entropy,
-            ramp_steps=ramp_steps,
-            to_end=to_end,
-            as_json=as_json,
-            output=output,
-        )
+        judgement, log = judge_log(from_log, known=known, ramp_steps=ramp_steps, to_end=to_end)
+        whole = {"source": log.source, **judgement.to_dict(), "notes": list(log.notes)}
+        wide = output is None and sys.stdout.isatty()
+        emit(_tables.as_json(whole) if as_json else judgement_page(judgement, log.notes, wide=wide), output)
         return
-    if unigram_entropy is not None or ramp_steps is not None:
-        raise typer.BadParameter("--unigram-entropy and --ramp-steps go with --from-log; a run that is trained knows both")
-    assert scheme is not None  # one of the two is given
-    from probes.cli import _tables, _training
-    from probes.max_learning_rate import stress_test
+    from probes.cli._ramps import Plan, page
 
-    _training.threads(threads)
-    corpus_config, corpus = _training.corpus_of(text, tokenizer, "text", output)
-    changes: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "device": device}
-    given = {name: value for name, value in changes.items() if value is not None}
-    tests = []
-    for plain in _preset(preset, scheme, blocks):
-        config = replace(plain, corpus=corpus_config, steps=steps, peak_lr=peak, accumulation=accumulation, **given)
-        options = _training.ModelOptions(
-            scheme=scheme, settings=settings or [], blocks=blocks, width=width, dtype=dtype, seed=first_seed
-        )
-        config = options.apply(config, vocab_size=corpus.vocab_size)
-        folder = None if output is None else output / f"{scheme}_{config.model.n_sublayers}"
-        with (
-            _training.interruptible(output),
-            _training.progress(f"{scheme}, {config.model.n_sublayers} sub-layers", steps) as show,
-        ):
-            test = stress_test(
-                config,
-                n_seeds=seeds,
-                corpus=corpus,
-                folder=folder,
-                reference=_reference(reference),
-                early_stop=not to_end,
-                on_step=lambda seed, record: show(record),
-            )
-        tests.append(test)
-    print(_tables.as_json([test.to_dict() for test in tests]) if as_json else "\n\n".join(map(_page, tests)))
+    assert scheme is not None  # one of the two is named
+    plan = Plan(
+        scheme=scheme,
+        preset=preset,
+        blocks=blocks,
+        width=width,
+        n_seeds=seeds,
+        first_seed=first_seed,
+        peak=peak,
+        steps=steps,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        seq_len=seq_len,
+        texts=text,
+        tokenizer=tokenizer,
+        settings=settings or [],
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        to_end=to_end,
+        output=output,
+    )
+    tests = plan.run(known)
+    pages = (page(test, wide=sys.stdout.isatty()) for test in tests)
+    print(_tables.as_json([test.to_dict() for test in tests]) if as_json else "\n\n".join(pages))
     if output is not None:
         print(f"runs are in {output}", file=sys.stderr)
 
 
-def _preset(name: str, scheme: str, blocks: int | None) -> list[TrainingConfig]:
-    from keel_theory.schemes import get_scheme
-    from probes.max_learning_rate import cpu_preset, gpu_preset
+def judge_log(
+    path: Path, *, known: Landmarks | None = None, ramp_steps: int | None = None, to_end: bool = False
+) -> tuple[Judgement, RunLog]:
+    """Judge a finished log.
 
-    get_scheme(scheme)
-    if name not in _PRESETS:
-        raise typer.BadParameter(f"unknown preset '{name}'; known: {', '.join(_PRESETS)}", param_hint="--preset")
-    if name == "cpu":
-        return [cpu_preset(scheme)]
-    depths = _GPU_DEPTHS if blocks is None else (2 * max(1, blocks),)
-    return [gpu_preset(scheme, depth) for depth in depths]
+    Args:
+        path: the log.
+        known: what is known about a healthy run.
+        ramp_steps: steps of the whole ramp; the log's last step on it where None.
+        to_end: go on after the verdict is certain.
+
+    Returns:
+        The judgement, and the part of the log that was judged.
+    """
+    from probes.divergence import judge_run
+    from probes.loss_logs import read_loss_log
+
+    log = read_loss_log(path).ramp()
+    assert log.learning_rates is not None  # a log without is refused by the reader
+    judgement = judge_run(
+        log.steps.tolist(),
+        log.learning_rates.tolist(),
+        log.losses.tolist(),
+        log.grad_norms,
+        ramp_steps=ramp_steps,
+        landmarks=known,
+        to_end=to_end,
+    )
+    return judgement, log
 
 
-def _reference(folder: Path | None) -> Any:
-    from probes.errors import CheckpointError
-    from probes.run_folder import read_log
+def _landmarks(reference: Path | None, unigram_entropy: float | None) -> Landmarks:
+    import numpy as np
 
-    if folder is None:
-        return None
+    from probes.divergence import Landmarks
+    from probes.errors import KeelError
+    from probes.loss_logs import read_loss_log
+
     try:
-        return read_log(folder / "log.jsonl")
-    except OSError as error:
-        raise CheckpointError(f"--reference {folder} is not the folder of a run: it holds no readable log.jsonl") from error
+        if reference is None:
+            return Landmarks(unigram_entropy=unigram_entropy)
+        log = read_loss_log(reference, need_rates=False)
+        return Landmarks(
+            unigram_entropy=unigram_entropy, reference_steps=log.steps.astype(np.float64), reference_losses=log.losses
+        )
+    except ValueError as error:
+        raise KeelError(f"landmarks: {error}") from error
 
 
-def _page(test: StressTest) -> str:
+def judgement_page(judgement: Judgement, notes: tuple[str, ...] = (), *, wide: bool) -> str:
+    """Verdict, reasons and the Max LR by every criterion, as text."""
     from probes.cli import _tables
-    from probes.config import describe
 
-    config = test.config
+    best = "none" if judgement.best_step is None else f"{judgement.best_loss:.4g} nats at step {judgement.best_step}"
+    seen = "" if judgement.detected_step is None else f"; recognised at step {judgement.detected_step}"
     lines = [
-        f"{config.model.scheme}: {describe(config.model)}",
-        f"ramp 0 -> {config.peak_lr:g} over {config.steps} steps of {config.batch_size * config.seq_len} tokens",
+        judgement.verdict(),
+        *(f"  {reason}" for reason in judgement.reasons),
+        *(f"  {note}" for note in notes),
+        f"  best loss {best}; judged up to step {judgement.last_step} of {judgement.ramp_steps}{seen}",
         "",
+        _tables.render(["criterion", "status", "onset_step", "max_lr"], _criterion_rows(judgement), wide=wide),
     ]
-    for run in test.runs:
-        judgement = run.judgement
-        stopped = f", stopped early at step {judgement.last_step}" if judgement.early else ""
-        lines += [
-            f"seed {run.seed}: {judgement.verdict()}",
-            f"  {run.training.seconds:.0f} s of training{stopped}; best loss {judgement.best_loss:.3f} nats/token",
-            *(f"  {reason}" for reason in judgement.reasons),
-        ]
-    entropy = test.runs[0].training.corpus
-    lines += [
-        "",
-        _tables.render(["seed", "criterion", "status", "onset_step", "max_LR"], _criteria(test), wide=sys.stdout.isatty()),
-        "",
-        f"text: {', '.join(config.corpus.sources)}, entropy {entropy['unigram_entropy']:.4f} unigram, "
-        f"{entropy['bigram_entropy']:.4f} bigram nats/token",
-    ]
-    if test.interval is not None:
-        low, high = test.interval
-        bound = ">= " if test.lower_bound else ""
-        lines.append(f"median Max LR {bound}{test.median_max_lr:.4g}, 95 % bootstrap interval {low:.4g} to {high:.4g}")
     return "\n".join(lines)
 
 
-def _criteria(test: StressTest) -> list[dict[str, Any]]:
+def _criterion_rows(judgement: Judgement) -> list[dict[str, Any]]:
     return [
         {
-            "seed": run.seed,
-            "criterion": result.criterion.outcome.words,
+            "criterion": result.criterion.value.replace("_", " "),
             "status": result.status.value.replace("_", " "),
             "onset_step": "" if result.onset_step is None else result.onset_step,
-            "max_LR": f"{'>= ' if result.lower_bound else ''}{result.max_lr:.4g}",
+            "max_lr": f"{'>= ' if result.lower_bound else ''}{result.max_lr:.4g}",
         }
-        for run in test.runs
-        for result in run.judgement.criteria
+        for result in judgement.criteria
     ]

@@ -116,10 +116,19 @@ def test_entropy_must_be_a_number(run, tmp_path):
         run("--from-log", write_log(tmp_path / "loss.csv", SPIKE), "--unigram-entropy", "nan")
 
 
-def test_nothing_named_is_a_usage_error(app):
-    result = CliRunner().invoke(app, ["max-lr"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name a finished run (--from-log loss.csv) or a scheme to train"),
+        (["--scheme", "keel", "--from-log", "loss.csv"], "one of them"),
+        (["--scheme", "keel", "--ramp-steps", "100"], "belongs to --from-log"),
+        (["--from-log", "loss.csv", "--ramp-steps", "0"], "--ramp-steps"),
+    ],
+)
+def test_contradictions_are_usage_errors(app, options, message):
+    result = CliRunner().invoke(app, ["max-lr", *options])
     assert result.exit_code == 2
-    assert "name a finished run" in result.stderr
+    assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_importing_the_judge_and_the_command_needs_no_torch():
