@@ -1,0 +1,121 @@
+r"""A sweep on disk: a folder of trials that any number of changed sweeps share, and an append-only list of what came of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from probes.errors import OutputError
+from probes.run_folder import RunFolder
+from probes.trial import SweepError, Trial
+from probes.trial_folder import TrialFolder, TrialState, hold
+
+__all__ = ["SweepFolder"]
+
+_SWEEP, _LEDGER, _LOCK, _TRIALS, _JOBS = "sweep.json", "results.jsonl", ".lock", "trials", "jobs"
+
+
+class SweepFolder:
+    """The files of a sweep.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def jobs_path(self) -> Path:
+        """For the executor's files and the jobs' output."""
+        return (self.path / _JOBS).absolute()
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the only scheduler.
+
+        Raises:
+            OutputError: if the folder cannot be written.
+            SweepError: if another process runs a sweep here.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot write the sweep to {self.path}: {error.strerror or error}") from error
+        with hold(self.path / _LOCK, f"another process runs a sweep in {self.path}; wait for it, or name another folder"):
+            yield
+
+    def folder(self, trial: Trial) -> TrialFolder:
+        """Where a trial is or will be."""
+        return TrialFolder((self.path / _TRIALS / trial.key).absolute(), trial)
+
+    def write(self, name: str, trials: Sequence[Trial]) -> None:
+        """Make these trials the present sweep; what others have left stays."""
+        values = {"name": name, "trials": [trial.to_dict() for trial in trials]}
+        RunFolder(self.path).write_json(_SWEEP, values)
+
+    def read(self) -> tuple[str, tuple[TrialFolder, ...]]:
+        """Name and trials of the present sweep.
+
+        Raises:
+            SweepError: if there is none.
+        """
+        path = self.path / _SWEEP
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            trials = [Trial.from_dict(trial) for trial in values["trials"]]
+            return str(values["name"]), tuple(map(self.folder, trials))
+        except FileNotFoundError as error:
+            raise SweepError(
+                f"{self.path} holds no sweep ({_SWEEP} is missing); keel sweep run FILE -o DIR makes one"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SweepError(f"cannot read {path}: {error!r}; run the sweep again to write it anew") from error
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Append a line to the list: a finished trial's result, or a failure.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        line = json.dumps(event, allow_nan=False) + "\n"
+        try:
+            with (self.path / _LEDGER).open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutputError(f"cannot write {self.path / _LEDGER}: {error.strerror or error}") from error
+
+    def noted(self) -> set[str]:
+        """Keys of the trials whose result is in the list; a line that a kill cut short is passed over."""
+        return {event["key"] for event in self._events() if event.get("state") == TrialState.FINISHED.value}
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        path = self.path / _LEDGER
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "key" in event:
+                yield event
+
+    def catch_up(self, folders: Iterable[TrialFolder]) -> None:
+        """Note every finished trial that is not in the list yet."""
+        noted = self.noted()
+        for folder in folders:
+            result = folder.result
+            if result is not None and folder.trial.key not in noted:
+                self.note({"key": folder.trial.key, "state": TrialState.FINISHED.value, "result": result})
+
+    def counts(self, folders: Iterable[TrialFolder]) -> Counter[TrialState]:
+        """How many trials are in each state."""
+        return Counter(folder.state for folder in folders)
