@@ -1,0 +1,214 @@
+# %%
+r"""Gradients over depth and time while training, Post-LN beside Keel. No figure of the paper: it shows why its Fig. 3 happens.
+
+Both train up the same ramp of the learning rate. Each column of pixels is one profile over all sub-layers, measured before
+that step's update; the curve above is the loss. Where Post-LN's loss settles at the unigram entropy, its tokens have become
+alike in the upper sub-layers, and the gradient that reaches the lower ones has gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from figures._style import GALLERY, paper_style, save_figure, scheme_style
+from keel_theory.schemes import get_scheme
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+__all__ = ["DATA", "compute", "draw", "main"]
+
+DATA = Path(__file__).with_name("data")
+_SCHEMES = ("post_ln", "keel")
+_MOST_RANGE = 1e-12
+_ENTROPIES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
+
+
+class _Row(NamedTuple):
+    metric: str
+    label: str
+    cmap: str
+    logarithmic: bool
+
+
+_ROWS = (
+    _Row("stream_grad_norm", "gradient of the\nstream, norm", "cividis", True),
+    _Row("shortcut_grad_norm", "the same, on\nshortcuts only", "cividis", True),
+    _Row("token_cosine", "cosine between\ntokens", "viridis", False),
+    _Row("branch_ratio", "branch over\nstream, RMS", "viridis", True),
+    _Row("update_to_weight", "update over\nweight, norm", "viridis", True),
+)
+
+
+def compute(
+    schemes: Sequence[str] = _SCHEMES,
+    *,
+    n_blocks: int = 32,
+    steps: int = 300,
+    peak_lr: float = 5e-2,
+    n_profiles: int = 75,
+    seed: int = 0,
+    cache: Path | None = DATA,
+) -> pd.DataFrame:
+    """Train every scheme up one ramp over bytes at width 64; minutes on a CPU, then read from the cache.
+
+    Args:
+        schemes: names, one column of the figure each.
+        n_blocks: Transformer blocks, two sub-layers each.
+        steps: of the ramp.
+        peak_lr: at its end.
+        n_profiles: profiles over depth, evenly spaced.
+        seed: of weights and data.
+        cache: folder of ``heat_maps.parquet`` and its JSON sidecar; None neither reads nor writes one.
+
+    Returns:
+        Tidy rows of every profile, of loss and learning rate at every step, and of the text's entropies (step 0).
+    """
+    import pandas as pd
+
+    from probes.corpus import build_corpus
+    from probes.max_learning_rate import cpu_preset
+    from probes.training import evenly_spaced, train
+
+    if cache is not None and (cache / "heat_maps.parquet").exists():
+        return pd.read_parquet(cache / "heat_maps.parquet")
+    corpus = build_corpus()
+    frames, facts = [], []
+    for scheme in schemes:
+        plain = cpu_preset(scheme)
+        config = replace(
+            plain,
+            model=replace(plain.model, n_blocks=n_blocks),
+            steps=steps,
+            peak_lr=peak_lr,
+            probe_steps=evenly_spaced(steps, n_profiles),
+        ).with_seed(seed)
+        result = train(config, corpus=corpus)
+        whole = result.to_frame()
+        landmarks = whole.head(len(_ENTROPIES)).assign(
+            step=0, metric=list(_ENTROPIES), value=[result.corpus[name] for name in _ENTROPIES], unit="nats/token"
+        )
+        frames += [result.dynamics().query("sublayer >= 0"), whole, landmarks]
+        facts.append(result.to_dict())
+    frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"})
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(cache / "heat_maps.parquet", index=False)
+        (cache / "heat_maps.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return frame
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """One column per scheme, one row per metric, one colour scale per row.
+
+    Args:
+        frame: of :func:`compute`, or of a run's ``to_frame()`` and ``dynamics()`` together.
+
+    Returns:
+        A figure of page width.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    schemes = list(dict.fromkeys(frame["scheme"]))
+    with paper_style():
+        figure = NewFigure(figsize=(7.0, 7.6), layout="constrained")
+        axes = figure.subplots(1 + len(_ROWS), len(schemes), sharex=True, squeeze=False, height_ratios=[1.1] + [1] * len(_ROWS))
+        for column, scheme in enumerate(schemes):
+            mine = frame[frame["scheme"] == scheme]
+            _loss_curve(axes[0, column], mine, scheme, words=scheme == schemes[-1])
+        _share_y(axes[0])
+        for i, row in enumerate(_ROWS, start=1):
+            _heat_maps(figure, axes[i], frame, schemes, row)
+        figure.supxlabel(_step_words(frame), size=8)
+        for left in axes[1:, 0]:
+            left.set_ylabel("sub-layer")
+        for other in axes[:, 1:].flat:
+            other.tick_params(labelleft=False)
+        figure.canvas.draw()  # inside the style, so that it is the style's fonts that the layout sees
+    return figure
+
+
+def _loss_curve(axes: Axes, frame: pd.DataFrame, scheme: str, *, words: bool) -> None:
+    """The loss beside the text's entropies, which the last column names outside its axes."""
+    loss = frame[(frame["metric"] == "loss") & (frame["sublayer"] == -1)].sort_values("step")
+    axes.plot(loss["step"], loss["value"], color=scheme_style(scheme).color, linewidth=0.9)
+    for metric, name in _ENTROPIES.items():
+        level = frame.loc[frame["metric"] == metric, "value"]
+        if len(level):
+            axes.axhline(float(level.iloc[0]), color="#444444", linewidth=0.8, linestyle=(0, (4, 2)))
+            if words:
+                label = axes.text(1.02, float(level.iloc[0]), name, transform=axes.get_yaxis_transform(), size=7, va="center")
+                label.set_in_layout(False)  # there is room above the colour bars
+    axes.set_title(f"{get_scheme(scheme).label}, {int(frame['n_sublayers'].iloc[0])} sub-layers")
+    axes.set_ylabel("loss (nats)")
+    axes.label_outer()
+
+
+def _step_words(frame: pd.DataFrame) -> str:
+    peak = frame.loc[frame["metric"] == "lr", "value"].max()
+    return f"optimizer step (learning rate rises from 0 to {peak:g})"
+
+
+def _share_y(row: np.ndarray) -> None:
+    limits = np.array([axes.get_ylim() for axes in row])
+    for axes in row:
+        axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())
+
+
+def _heat_maps(figure: Figure, row: np.ndarray, frame: pd.DataFrame, schemes: Sequence[str], what: _Row) -> None:
+    tables = [_table(frame, scheme, what.metric) for scheme in schemes]
+    norm = _scale([values for _, _, values in tables], what)
+    for axes, (steps, depth, values) in zip(row, tables, strict=True):
+        image = axes.pcolormesh(_edges(steps), _edges(depth), values, cmap=what.cmap, norm=norm, rasterized=True)
+        axes.set_facecolor("#cccccc")  # where nothing is measurable: zero, or not a number
+        axes.grid(visible=False)
+        axes.set_ylim(depth[0] - 0.5, depth[-1] + 0.5)
+    figure.colorbar(image, ax=list(row), label=what.label, extend="both", pad=0.01, aspect=9)
+
+
+def _table(frame: pd.DataFrame, scheme: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, sub-layers and values (sub-layer by step) of one metric."""
+    found = frame[(frame["scheme"] == scheme) & (frame["metric"] == metric)]
+    table = found.pivot_table(index="sublayer", columns="step", values="value")
+    return table.columns.to_numpy(float), table.index.to_numpy(float), table.to_numpy(float)
+
+
+def _scale(values: list[np.ndarray], what: _Row) -> Normalize:
+    """One scale for the whole row, from the first to the last percentile, logarithmic ones over twelve decades at most."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.colors import Normalize as Linear
+
+    joined = np.concatenate([v.ravel() for v in values])
+    known = joined[np.isfinite(joined) & ((joined > 0) if what.logarithmic else True)]
+    if not what.logarithmic:
+        return Linear(min(0.0, float(np.quantile(known, 0.01))), 1.0)
+    low, high = np.quantile(known, [0.01, 0.99])
+    return LogNorm(float(max(low, high * _MOST_RANGE)), float(max(high, 1.01 * low)))
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Borders half way between neighbours."""
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
+
+
+def main(folder: Path = GALLERY) -> None:
+    """Draw the heat maps into a folder, as PNG and SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = draw(compute())
+    for suffix in ("png", "svg"):
+        save_figure(figure, folder / f"heat_maps.{suffix}")
+
+
+# %%
+if __name__ == "__main__":
+    main()
