@@ -133,7 +133,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             left.set_ylabel("sub-layer")
         for other in axes[:, 1:].flat:
             other.tick_params(labelleft=False)
-        figure.canvas.draw()  # inside the style, so that it is the style's fonts that the layout sees
+        figure.draw_without_rendering()  # inside the style, so that it is the style's fonts that the layout sees
     return figure
 
 
