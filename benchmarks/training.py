@@ -1,8 +1,8 @@
 """Overhead of the training loop: one step of it beside a bare forward + backward + AdamW of the same model.
 
 Both contenders live in one process, take turns step by step, and swap who goes first from round to round; what counts is the
-median of the ratios within a round. The loop's step includes all that the bare one leaves out: drawing the windows, the norm of
-the gradient, clipping, reading loss and norm, and the line of the log.
+median of the ratios of CPU time within a round. The loop's step includes all that the bare one leaves out: drawing the windows,
+the norm of the gradient, clipping, reading loss and norm, and the line of the log.
 
     python benchmarks/training.py --rounds 40 -o benchmarks/results/training.json
 """
@@ -53,17 +53,17 @@ def loop_step(config: TrainingConfig, corpus: Corpus, folder: RunFolder) -> Call
 
 
 def seconds(step: Callable[[], None]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
+    """CPU time of one call, all threads of the process, which other processes disturb less than wall time."""
+    start = time.process_time()
     step()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def measure(model: ModelConfig, corpus: Corpus, rounds: int) -> dict[str, float]:
     """Medians of both contenders and of their ratio.
 
     Returns:
-        Seconds per step, and the ratio with its quartiles.
+        CPU seconds per step, and the ratio with its quartiles.
     """
     config = TrainingConfig(model=model, steps=rounds + 50, peak_lr=1e-5)
     with tempfile.TemporaryDirectory() as place, RunFolder(place).opened(config, {}) as folder:
@@ -75,8 +75,8 @@ def measure(model: ModelConfig, corpus: Corpus, rounds: int) -> dict[str, float]
     ratios = [a / b for a, b in zip(times["loop"][_WARM_UP:], times["bare"][_WARM_UP:], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     return {
-        "loop_seconds": statistics.median(times["loop"][_WARM_UP:]),
-        "bare_seconds": statistics.median(times["bare"][_WARM_UP:]),
+        "loop_cpu_seconds": statistics.median(times["loop"][_WARM_UP:]),
+        "bare_cpu_seconds": statistics.median(times["bare"][_WARM_UP:]),
         "ratio": statistics.median(ratios),
         "ratio_lower_quartile": low,
         "ratio_upper_quartile": high,
@@ -95,7 +95,7 @@ def main() -> None:
     results = {name: measure(model, corpus, options.rounds) for name, model in SIZES.items()}
     for name, found in results.items():
         quartiles = f"{found['ratio_lower_quartile']:.3f} to {found['ratio_upper_quartile']:.3f}"
-        both = f"loop {found['loop_seconds']:.4f} s, bare {found['bare_seconds']:.4f} s"
+        both = f"loop {found['loop_cpu_seconds']:.4f} CPU s, bare {found['bare_cpu_seconds']:.4f} CPU s"
         print(f"{name}: {both}, ratio {found['ratio']:.3f} (quartiles {quartiles})")
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)

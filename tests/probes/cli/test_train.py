@@ -73,7 +73,7 @@ def test_a_bpe_model_keeps_its_tokenizer(text, tmp_path, monkeypatch, capsys) ->
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(text, tmp_path, monkeypatch, capsys) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    arguments = ["train", *QUICK, "--steps", "400", "--text", str(text)]
+    arguments = ["train", *QUICK, "--steps", "150", "--text", str(text)]
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", "from probes.cli.main import main; main()", *arguments, "-o", str(folder)]
     with subprocess.Popen(
