@@ -141,16 +141,17 @@ class Record:
         known = self.landmarks.initial_loss
         return float(self.losses[0]) if known is None else known
 
-    @cached_property
-    def lasting_level(self) -> FloatArray:
-        """Running median of 2 % of the ramp: what is left when short spikes are gone."""
-        return running_median(self.losses, self.lasting_window)
+    def lasting_window(self, tolerance: float, noise: float) -> int:
+        """Points, odd: 2 % of the ramp, and up to 10 % where the noise would not average out to the tolerance before.
 
-    @cached_property
-    def lasting_window(self) -> int:
-        """Points in 2 % of the ramp, odd, at least five."""
+        Args:
+            tolerance: nats.
+            noise: times the standard deviations asked for, nats.
+        """
         spacing = (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
-        return int(max(5, round(0.02 * self.ramp_steps / max(float(spacing), 1e-9)))) | 1
+        whole = self.ramp_steps / max(float(spacing), 1e-9)
+        needed = 5 * (noise / tolerance) ** 2 if tolerance > 0 else math.inf
+        return int(max(5, min(max(needed, 0.02 * whole), 0.1 * whole))) | 1
 
     @cached_property
     def aged_level(self) -> FloatArray:
@@ -359,13 +360,15 @@ def find_lag(record: Record, thresholds: JudgeThresholds) -> Lag | None:
     if record.landmarks.unigram_entropy is None:
         return None
     entropy = record.landmarks.unigram_entropy
-    limit = entropy - thresholds.plateau_margin * max(record.initial - entropy, 0.0)
-    return find_plateau(record, thresholds, limit, entropy)
+    margin = thresholds.plateau_margin * max(record.initial - entropy, 0.0)
+    return find_plateau(record, thresholds, entropy - margin, entropy)
 
 
 def find_plateau(record: Record, thresholds: JudgeThresholds, limit: float, expected: float) -> Lag | None:
     """A plateau above a limit that lasts to the end of the record and for ``plateau_patience``."""
-    start = _last_stretch(record.lasting_level > limit)
+    learned = max(record.initial - float(record.level.min()), 0.0)
+    window = record.lasting_window(thresholds.plateau_margin * learned, thresholds.gap_noise * record.noise)
+    start = _last_stretch(running_median(record.losses, window) > limit)
     if start is None or record.share(start) < thresholds.plateau_patience:
         return None
     knee = _date_knee(record, start)
@@ -381,10 +384,12 @@ def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | 
         return None
     record, reference = record.until(int(inside[-1]) + 1), reference.until(int(inside[-1]) + 1)
     first = int(inside[0])
-    healthy = reference.lasting_level
+    noise = thresholds.gap_noise * math.hypot(record.noise, reference.noise)
+    window = record.lasting_window(thresholds.gap * max(reference.initial - float(reference.level.min()), 0.0), noise)
+    healthy = running_median(reference.losses, window)
     learned = np.maximum(reference.initial - healthy, 0.02 * abs(reference.initial))
-    noise = math.hypot(record.noise, reference.noise) * math.sqrt(5 / record.lasting_window)
-    above = record.lasting_level - healthy > np.maximum(thresholds.gap * learned, thresholds.gap_noise * noise)
+    gap = running_median(record.losses, window) - healthy
+    above = gap > np.maximum(thresholds.gap * learned, noise * math.sqrt(5 / window))
     above[:first] = False
     start = _last_stretch(above)
     if start is None or len(above) - start < thresholds.min_points or record.share(start) < thresholds.gap_patience:
