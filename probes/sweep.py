@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -71,7 +71,7 @@ class RunOptions:
     retries: int = 1
     save_seconds: float = 60.0
     keep_weights: bool = False
-    job: JobOptions = JobOptions()
+    job: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
         """Check the numbers.

@@ -1,4 +1,4 @@
-r"""A sweep on disk: a folder of trials that any number of changed sweeps share, and an append-only list of what came of them."""
+r"""A sweep on disk: a folder of trials that any number of changed sweeps share, and an append-only list of results."""
 
 from __future__ import annotations
 

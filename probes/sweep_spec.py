@@ -203,11 +203,11 @@ def _check_trials(sweep: Sweep) -> None:
 
 
 def _grid(values: Mapping[str, Any]) -> Grid:
-    plain = {key: tuple(value) if key in _AXES else value for key, value in values.items()}
+    plain: dict[str, Any] = {key: tuple(value) if key in _AXES else value for key, value in values.items()}
     plain["peaks"] = tuple(map(float, plain.get("peaks", (5e-2,))))
     for scheme in plain.get("schemes", ()):
         get_scheme(scheme)
-    return Grid(**{**{table: {} for table in _TABLES}, **plain})
+    return Grid(**plain)
 
 
 def _merged(shared: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:

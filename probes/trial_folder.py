@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from probes.errors import OutputError
-from probes.run_folder import RunFolder, read_log
+from probes.run_folder import RunFolder, StepRecord, read_log
 from probes.trial import SweepError, Trial
 
 __all__ = ["TrialFolder", "TrialState", "hold"]
@@ -141,7 +141,7 @@ class TrialFolder:
         _make(self.path)
         RunFolder(self.path).write_json(_JOB, {"executor": executor, "job_id": job_id})
 
-    def records(self) -> list[Any]:
+    def records(self) -> list[StepRecord]:
         """The steps of the training run's log."""
         return read_log(self.run_path / _LOG)
 

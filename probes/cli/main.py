@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, max_lr, schemes, theory, train, verify
+from probes.cli import grad_norm, max_lr, schemes, sweep, theory, train, verify
 
 __all__ = ["app", "main"]
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 grad_norm.register(app)
 max_lr.register(app)
 schemes.register(app)
+sweep.register(app)
 theory.register(app)
 train.register(app)
 verify.register(app)
