@@ -45,6 +45,7 @@ def falling_to(plateau, onset, n_steps, start=11.0):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("shapes", "seed"), [(TUNED_ON, 1), (HELD_OUT, 20260130)], ids=["tuned on", "held out"])
 def test_quality_on_labelled_curves(shapes, seed):
     """At least 97 % of 240 curves of the right kind, and a median onset error under 2 % of the ramp."""
@@ -65,6 +66,7 @@ def test_quality_on_labelled_curves(shapes, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_quality_at_the_noise_of_five_hundred_tokens_a_step():
     """Twice and a half the noise that the thresholds were set at: nine in ten, and no sound run is called diverged."""
     curves = make_curves(replace(TUNED_ON, noises=(0.08,), ramps=(300, 600, 1000), correlations=(0.0,)), 8, seed=21)
