@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, max_lr, schemes, sweep, theory, train, verify
+from probes.cli import grad_norm, max_lr, paper_check, schemes, sweep, theory, train, verify
 
 __all__ = ["app", "main"]
 
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 grad_norm.register(app)
 max_lr.register(app)
+paper_check.register(app)
 schemes.register(app)
 sweep.register(app)
 theory.register(app)
