@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,7 +63,7 @@ def measure_layer_removal(
     span: int = 1,
     remove: Sequence[int] = (),
     documents: Sequence[Sequence[int]] | None = None,
-    threshold: float = 0.05,
+    threshold: float = 0.1,
     estimates: bool = True,
     joint: bool = True,
     max_memory: int | None = None,
@@ -180,7 +181,7 @@ class _Samples:
             raise ValueError("no batch to measure on, or none of them predicts a token")
         if documents is None:
             starts = np.cumsum([0, *(len(batch.inputs) for batch in batches)])
-            owners: list[npt.NDArray[np.int64]] = [np.arange(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+            owners: list[npt.NDArray[np.int64]] = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
         else:
             owners = [np.asarray(of_batch, dtype=np.int64) for of_batch in documents]
         n_owners = len(np.unique(np.concatenate(owners)))
@@ -227,11 +228,15 @@ def _summed_losses(
             max_memory=limits.max_memory,
             spill_folder=limits.spill_folder,
             tokens_per_call=limits.tokens_per_call,
-            on_block=lambda k, done=done: report(done * runner.layout.n_blocks + k, total),
+            on_block=partial(_report_block, report, done * runner.layout.n_blocks, total),
         )
         for i, losses_VN in zip(group, losses, strict=True):
             sums += samples.summed(i, losses_VN)
     return sums
+
+
+def _report_block(report: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    report(before + done, total)
 
 
 def _costs(units: Sequence[Unit], differences: LossDifferences, estimates: RemovalEstimates | None) -> tuple[UnitCost, ...]:

@@ -1,4 +1,4 @@
-r"""How certain a difference of mean losses is: the intact model and a variant read the same text, so they are resampled together.
+r"""How certain a difference of mean losses is: full model and variant read the same text, so they are resampled together.
 
 The text is cut into samples (documents, or stretches of tokens where there are few). With :math:`s_{vg}` the summed loss of
 variant v over sample g and :math:`n_g` its number of predictions, one resample draws as many samples as there are, with

@@ -251,7 +251,7 @@ class LayerRemoval:
         steps = self.unit.words[1]
         if self.removable is not None:
             yield (
-                f"Together {self.removable.unit.name} cost {_cost(self.removable)} (measured), so the depth in use on this text "
+                f"Together {self.removable.unit.name} cost {_cost(self.removable)} (measured): the depth in use on this text "
                 f"is {self.effective_depth} of {self.n_steps} {steps}."
             )
         elif self.joint:
