@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["DATA", "compute", "draw", "main"]
+    from probes.training import TrainingResult
+
+__all__ = ["DATA", "compute", "draw", "landmark_rows", "main"]
 
 DATA = Path(__file__).with_name("data")
 _SCHEMES = ("post_ln", "keel")
@@ -93,11 +95,7 @@ def compute(
             probe_steps=evenly_spaced(steps, n_profiles),
         ).with_seed(seed)
         result = train(config, corpus=corpus)
-        whole = result.to_frame()
-        landmarks = whole.head(len(_ENTROPIES)).assign(
-            step=0, metric=list(_ENTROPIES), value=[result.corpus[name] for name in _ENTROPIES], unit="nats/token"
-        )
-        frames += [result.dynamics().query("sublayer >= 0"), whole, landmarks]
+        frames += [result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result)]
         facts.append(result.to_dict())
     frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"})
     if cache is not None:
@@ -107,11 +105,18 @@ def compute(
     return frame
 
 
+def landmark_rows(result: TrainingResult) -> pd.DataFrame:
+    """The entropies of a run's text as rows of step 0, nats per token."""
+    rows = result.to_frame().head(len(_ENTROPIES))
+    values = [result.corpus[name] for name in _ENTROPIES]
+    return rows.assign(step=0, metric=list(_ENTROPIES), value=values, unit="nats/token")
+
+
 def draw(frame: pd.DataFrame) -> Figure:
     """One column per scheme, one row per metric, one colour scale per row.
 
     Args:
-        frame: of :func:`compute`, or of a run's ``to_frame()`` and ``dynamics()`` together.
+        frame: of :func:`compute`, or ``dynamics()``, ``to_frame()`` and :func:`landmark_rows` of any runs together.
 
     Returns:
         A figure of page width.
@@ -154,8 +159,8 @@ def _loss_curve(axes: Axes, frame: pd.DataFrame, scheme: str, *, words: bool) ->
 
 
 def _step_words(frame: pd.DataFrame) -> str:
-    peak = frame.loc[frame["metric"] == "lr", "value"].max()
-    return f"optimizer step (learning rate rises from 0 to {peak:g})"
+    rates = frame[frame["metric"] == "lr"].sort_values("step")["value"]
+    return f"optimizer step (learning rate {'rises from 0' if rates.is_monotonic_increasing else 'up'} to {rates.max():g})"
 
 
 def _share_y(row: np.ndarray) -> None:

@@ -51,7 +51,7 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads. [default: torch's choice]", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
-    profiles: Annotated[int, typer.Option(help="Measure the gradients over depth at this many steps.")] = 0,
+    profiles: Annotated[int, typer.Option(help="Measure the gradients over depth at this many steps, and draw heat maps.")] = 0,
     save_seconds: Annotated[float, typer.Option(help="Save the state this often.")] = 60.0,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events into the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
@@ -96,6 +96,8 @@ def train(
             log_events(record)
 
         result = training.train(config, corpus=corpus, folder=output, on_step=note, save_seconds=save_seconds)
+    if profiles:
+        _draw(result, output)
     print(_tables.as_json(result.to_dict()) if as_json else _page(result))
     print(f"model, log and result are in {output}", file=sys.stderr)
 
@@ -124,6 +126,19 @@ def _events(folder: Path, *, enabled: bool) -> Iterator[Callable[[StepRecord], N
         yield write
     finally:
         writer.close()
+
+
+def _draw(result: TrainingResult, folder: Path) -> None:
+    """Heat maps over depth and time, beside the numbers."""
+    import matplotlib as mpl
+    import pandas as pd
+
+    mpl.use("Agg")
+    from figures._style import save_figure
+    from figures.heat_maps import draw, landmark_rows
+
+    figure = draw(pd.concat([result.dynamics(), result.to_frame(), landmark_rows(result)], ignore_index=True))
+    save_figure(figure, folder / "heat_maps.png")
 
 
 def _page(result: TrainingResult) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,15 @@ def test_it_leaves_a_model_that_the_probes_read(text, tmp_path, monkeypatch, cap
     assert (summary["outcome"], summary["steps_done"]) == ("finished", 60)
     assert summary["final_loss"] < read_log(folder / "log.jsonl")[0].loss
     names = {path.name for path in folder.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "log.jsonl", "training.json", "result.json", "dynamics.parquet"}
+    assert names >= {
+        "config.json",
+        "model.safetensors",
+        "log.jsonl",
+        "training.json",
+        "result.json",
+        "dynamics.parquet",
+        "heat_maps.png",
+    }
     code, out, err = run(monkeypatch, capsys, "grad-norm", folder, "--text", text, "--tokens", 32, "--seq-len", 16)
     assert code == 0, err
     assert "2 blocks / 4 sub-layers" in out
@@ -80,7 +89,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(text, tmp_path, monkeypatch, 
         command, stderr=subprocess.PIPE, text=True, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}
     ) as child:
         while child.poll() is None and not ((folder / "log.jsonl").exists() and len(read_log(folder / "log.jsonl")) > 5):
-            pass
+            time.sleep(0.05)
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130
