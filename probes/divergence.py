@@ -365,7 +365,7 @@ def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
 
 
 def _detected(judge: StreamingJudge, outcome: Outcome) -> int:
-    if judge._since is not None and judge._since[0] is outcome:
+    if outcome is not Outcome.INCOMPLETE and judge._since is not None and judge._since[0] is outcome:
         return judge._since[1]
     return judge._steps[-1]
 

@@ -232,7 +232,10 @@ def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
     sharp = _find_rise(record, thresholds, record.level, np.full(len(record.losses), record.noise))
     if sharp is not None and sharp.settled:
         return sharp
-    slow = _find_rise(record, thresholds, record.aged_level, record.aged_noise)
+    learned = max(record.initial - float(record.level.min()), 0.0)
+    window = record.lasting_window(thresholds.rise * learned, thresholds.rise_noise * record.noise)
+    calm = np.full(len(record.losses), record.noise * math.sqrt(5 / window))
+    slow = _find_rise(record, thresholds, running_median(record.losses, window), calm)
     if slow is not None and slow.settled and record.level[-3:].min() > slow.before + slow.tolerance / 2:
         return slow
     return sharp if sharp is not None and _stands_out(record, sharp) else None
@@ -259,7 +262,7 @@ def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, n
     lasted = record.share(recognised)
     enough_points = len(level) - recognised >= thresholds.min_points
     return Rise(
-        index=_date_rise(record, recognised, before, lowest_after),
+        index=_date_rise(record, recognised, level, noise),
         recognised=recognised,
         before=before,
         after=float(lowest_after[recognised]),
@@ -282,16 +285,26 @@ def _returns(record: Record, recognised: int, target: float) -> bool:
     return bool(float(np.median(record.level[half:])) + pace * left < target)
 
 
-def _date_rise(record: Record, recognised: int, before: float, lowest_after: FloatArray) -> int:
-    top = float(lowest_after[-3:].min()) if len(lowest_after) - recognised > 3 else float(lowest_after[-1])
+def _date_rise(record: Record, recognised: int, smooth: FloatArray, noise: FloatArray) -> int:
+    """Where a rise begins that the smooth level recognises at some point."""
+    before = float(smooth[:recognised].min())
+    lowest_after = np.minimum.accumulate(smooth[::-1])[::-1]
+    top = float(lowest_after[-3:].min()) if len(smooth) - recognised > 3 else float(smooth[-1])
     jump = _date_jump(record, recognised, before + 0.25 * (top - before))
     if jump is not None:
         return jump
     half_way = recognised + int(np.argmax(lowest_after[recognised:] >= before + 0.6 * (top - before)))
-    base = float(record.aged_level[:recognised].min())
-    at_base = np.flatnonzero(record.aged_level[:half_way] <= base + 2 * record.aged_noise[:half_way])
+    level, error = _calmer(record, smooth, noise)
+    at_base = np.flatnonzero(level[:half_way] <= float(level[:recognised].min()) + 2 * error[:half_way])
     last = int(at_base[-1]) if len(at_base) else recognised - 1
     return _bend_up(record, last, half_way)
+
+
+def _calmer(record: Record, smooth: FloatArray, noise: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Of the level in use and the aged one, that with less noise at the end."""
+    if record.aged_noise[-1] < noise[-1]:
+        return record.aged_level, record.aged_noise
+    return smooth, noise
 
 
 def _date_jump(record: Record, recognised: int, height: float) -> int | None:

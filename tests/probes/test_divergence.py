@@ -192,6 +192,7 @@ def test_spike_that_is_open_at_the_end_of_the_ramp_is_not_decided():
     assert answer.onset_step == 496
     assert answer.max_lr == pytest.approx(PEAK * 495 / 500)
     assert answer.lower_bound
+    assert answer.detected_step == 500
     assert "spike open from step 496" in answer.verdict()
 
 
