@@ -32,7 +32,7 @@ __all__ = ["DATA", "compute", "draw", "landmark_rows", "main"]
 DATA = Path(__file__).with_name("data")
 _SCHEMES = ("post_ln", "keel")
 _MOST_RANGE = 1e-12
-_ENTROPIES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
+_ENTROPIES = {"unigram_entropy": "unigram\nentropy", "bigram_entropy": "bigram\nentropy"}
 
 
 class _Row(NamedTuple):
@@ -176,6 +176,7 @@ def _heat_maps(figure: Figure, row: np.ndarray, frame: pd.DataFrame, schemes: Se
         image = axes.pcolormesh(_edges(steps), _edges(depth), values, cmap=what.cmap, norm=norm, rasterized=True)
         axes.set_facecolor("#cccccc")  # where nothing is measurable: zero, or not a number
         axes.grid(visible=False)
+        axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(depth[0] - 0.5, depth[-1] + 0.5)
     figure.colorbar(image, ax=list(row), label=what.label, extend="both", pad=0.01, aspect=9)
 

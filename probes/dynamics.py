@@ -1,7 +1,7 @@
 r"""What the gradients do across depth while a model trains: one profile over all sub-layers at chosen optimizer steps.
 
-Each profile costs one forward and one backward pass more, on the step's own first micro-batch and the weights before the
-update; the training itself is not touched by it.
+Each profile takes one forward and one backward pass more, with everything read on the way: about the time of two optimizer
+steps. It is taken on the step's own first micro-batch and the weights before the update; the training is not touched by it.
 
 Metrics, one value per sub-layer (rows of kind ``attention`` and ``ffn``; where a metric belongs to the residual stream it is
 taken at the sub-layer's input, and a last row of kind ``output`` has the stream after the last sub-layer):

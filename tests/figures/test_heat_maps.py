@@ -62,7 +62,7 @@ def test_words_stay_inside_the_figure_and_apart(figure) -> None:
     labels = [figure._supxlabel, *(axes.yaxis.label for axes in figure.axes)]
     labels += [axes._left_title for axes in figure.axes] + [text for axes in figure.axes for text in axes.texts]
     boxes = {label.get_text(): label.get_window_extent() for label in labels if label.get_text() and label.get_visible()}
-    assert {"Post-LN, 4 sub-layers", "Keel, 4 sub-layers", "unigram entropy"} <= set(boxes)
+    assert {"Post-LN, 4 sub-layers", "Keel, 4 sub-layers", "unigram\nentropy"} <= set(boxes)
     for box in boxes.values():
         assert box.x0 >= 0
         assert box.y0 >= 0
