@@ -226,7 +226,7 @@ class ToleratedCheck(Check):
 
 def _blocks(n_blocks: Sequence[int], where: str) -> str:
     n_sublayers = number_list([2 * n for n in n_blocks])
-    return f"they agree if {where} means blocks: {number_list(n_blocks)} blocks are {n_sublayers} sub-layers"
+    return f"counting blocks in {where} reconciles them: {number_list(n_blocks)} blocks are {n_sublayers} sub-layers"
 
 
 def _scores(tables: PaperTables, benchmark: str) -> Iterator[tuple[str, str, str]]:

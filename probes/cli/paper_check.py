@@ -31,7 +31,7 @@ def paper_check(
     ] = None,
     tables: Annotated[
         Path | None,
-        typer.Option(help="Folder with another copy of the tables. [default: the published ones]", show_default=False),
+        typer.Option(help="Folder with another copy of the tables; without it, the published ones.", show_default=False),
     ] = None,
 ) -> None:
     """Check the paper against itself: averages, gains, captions, words, sizes and settings against its tables.

@@ -1,0 +1,105 @@
+"""``keel paper-check``: pages, exit codes, another copy of the tables."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from figures import paper_check as library
+from figures.paper_check import PaperCheck, Verdict, check_paper
+from figures.paper_tables import PUBLISHED
+from probes.cli import main as cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def keel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["keel", "paper-check", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@cache
+def _published() -> PaperCheck:
+    return check_paper()
+
+
+def _ids(verdict: Verdict) -> list[str]:
+    return [result.check.id for result in _published().of(verdict)]
+
+
+def test_lists_each_contradiction_with_both_values_and_exits_with_1(keel: Run) -> None:
+    code, out, err = keel()
+    assert (code, err) == (1, "")
+    head, tail = out.split("Contradictions if the premise holds")
+    assert [line.split(":")[0] for line in head.splitlines() if ": " in line and line[0] != " "] == _ids(Verdict.CONTRADICTION)
+    assert [i for i in _ids(Verdict.CONDITIONAL) if f"\n{i}: " not in tail] == []
+    assert "    61.5  Table 4, Average, Keel, 10B tokens\n    61.617 (61.567 to 61.667 within rounding)  mean of the 6" in head
+    assert out.splitlines()[-1].split()[:2] == ["all", str(len(_published().results))]
+
+
+def test_says_nothing_of_what_is_consistent(keel: Run) -> None:
+    _, out, _ = keel()
+    assert [i for i in _ids(Verdict.CONSISTENT) if f"\n{i}: " in out] == []
+
+
+def test_exits_with_0_without_a_contradiction(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless = [r.check for r in _published().results if r.verdict is not Verdict.CONTRADICTION]
+    monkeypatch.setattr(library, "check_paper", lambda tables: check_paper(tables, harmless))
+    code, out, _ = keel()
+    assert code == 0
+    assert out.startswith("Contradictions if the premise holds")
+
+
+def test_json_holds_every_comparison(keel: Run) -> None:
+    code, out, _ = keel("--json")
+    assert code == 1
+    page = json.loads(out)
+    assert page["counts"][-1]["comparisons"] == sum(len(check["comparisons"]) for check in page["checks"])
+    found = {check["id"] for check in page["checks"] if check["verdict"] == "contradiction"}
+    assert found == set(_ids(Verdict.CONTRADICTION))
+
+
+def test_markdown_to_a_file(keel: Run, tmp_path: Path) -> None:
+    code, out, _ = keel("--markdown", "-o", str(tmp_path / "consistency.md"))
+    assert (code, out) == (1, "")
+    page = (tmp_path / "consistency.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert {line.count(" | ") for line in rows} == {4, 5}
+    assert page.count("\n|---|") == 3
+
+
+def test_checks_another_copy_of_the_tables(keel: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PUBLISHED, tmp_path / "tables"))
+    path = folder / "table7_sft.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace("Average,,keel,54.8", "Average,,keel,59.8"), encoding="utf-8")
+    _, out, _ = keel("--tables", str(folder))
+    assert "table7-average-keel: " in out
+    assert "59.8  Table 7, Average, Keel" in out
+
+
+def test_a_folder_without_tables_is_a_usage_error(keel: Run, tmp_path: Path) -> None:
+    code, out, err = keel("--tables", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "table1_max_lr.csv" in err
+    assert "Table 1 is expected there" in err
+
+
+def test_formats_exclude_each_other(keel: Run) -> None:
+    code, _, err = keel("--json", "--markdown")
+    assert code == 2
+    assert "exclude each other" in err
