@@ -41,7 +41,7 @@ Progress: TypeAlias = "Callable[[str, int, int], None]"
 """(stage, steps done, steps in all)."""
 
 _FEWEST_SAMPLES = 8
-_SEGMENT = 32
+_STRETCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,33 +179,38 @@ class _Samples:
     def __init__(self, batches: Sequence[TokenBatch], documents: Sequence[Sequence[int]] | None) -> None:
         if not batches or not sum(batch.n_predictions for batch in batches):
             raise ValueError("no batch to measure on, or none of them predicts a token")
-        if documents is None:
-            starts = np.cumsum([0, *(len(batch.inputs) for batch in batches)])
-            owners: list[npt.NDArray[np.int64]] = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
-        else:
-            owners = [np.asarray(of_batch, dtype=np.int64) for of_batch in documents]
-        n_owners = len(np.unique(np.concatenate(owners)))
-        segment = max(batch.inputs.shape[1] for batch in batches) if n_owners >= _FEWEST_SAMPLES else _SEGMENT
-        keys = [self._keys(batch, owner, segment) for batch, owner in zip(batches, owners, strict=True)]
-        _, index = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-        self.of_batch = np.split(index.reshape(-1), np.cumsum([len(key) for key in keys])[:-1])
-        self.counts = np.bincount(index.reshape(-1))
+        starts = np.cumsum([0, *(len(batch.inputs) for batch in batches)])
+        sequences = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
+        owners = sequences if documents is None else [np.asarray(of_batch, dtype=np.int64) for of_batch in documents]
+        by_stretch = len(np.unique(np.concatenate(owners))) < _FEWEST_SAMPLES
+        keys = [
+            self._stretches(batch, of_batch) if by_stretch else owner[_predicted(batch)[0]]
+            for batch, of_batch, owner in zip(batches, sequences, owners, strict=True)
+        ]
+        _, index = np.unique(np.concatenate(keys), return_inverse=True)
+        self.of_batch = np.split(index, np.cumsum([len(key) for key in keys])[:-1])
+        self.counts = np.bincount(index)
         kind = "sequences" if documents is None else "documents"
-        if n_owners < _FEWEST_SAMPLES:
-            kind = f"stretches of {_SEGMENT} tokens"
-        self.name = f"{len(self.counts)} {kind}"
+        self.name = f"{len(self.counts)} {f'stretches of {_STRETCH} tokens' if by_stretch else kind}"
 
     @staticmethod
-    def _keys(batch: TokenBatch, owner: npt.NDArray[np.int64], segment: int) -> npt.NDArray[np.int64]:
-        row, position = (batch.targets != IGNORED).cpu().nonzero(as_tuple=True)
-        sequence = np.where(segment < batch.inputs.shape[1], row.numpy(), 0)  # stretches do not cross sequences
-        return np.stack([owner[row.numpy()], sequence, position.numpy() // segment], axis=1)
+    def _stretches(batch: TokenBatch, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """A number per prediction that is the same within a stretch of one sequence."""
+        row, position = _predicted(batch)
+        stretches: npt.NDArray[np.int64] = sequences[row] * (1 << 32) + position // _STRETCH
+        return stretches
 
     def summed(self, batch: int, losses_VN: Tensor) -> npt.NDArray[np.float64]:
         """Losses summed per sample, shape (V, n_samples)."""
         sums = losses_VN.new_zeros(len(losses_VN), len(self.counts), dtype=torch.float64)
         sums.index_add_(1, torch.as_tensor(self.of_batch[batch]), losses_VN.double())
         return sums.numpy()
+
+
+def _predicted(batch: TokenBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row and position of every prediction, in the order of the losses."""
+    row, position = (batch.targets != IGNORED).cpu().nonzero(as_tuple=True)
+    return row.numpy(), position.numpy()
 
 
 def _summed_losses(

@@ -29,7 +29,7 @@ from probes.preserve import preserved
 from probes.removal_units import RemovalError, Unit
 from probes.saving import save_model
 
-__all__ = ["prune_transformer", "pruned", "save_pruned"]
+__all__ = ["check_pruning", "prune_transformer", "pruned", "save_pruned"]
 
 _N_CHECKED = 16
 
@@ -48,10 +48,9 @@ def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> No
         OutputError: if the folder cannot be written, or is not empty.
         CheckpointError: if what was written does not give the same logits.
     """
-    blocks = _whole_blocks(checkpoint.layout, removed)
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"'{folder}' exists and is not empty; name a new folder for the pruned model")
+    check_pruning(checkpoint.layout, removed, folder)
+    blocks = frozenset(checkpoint.layout.sublayers[i].block for i in removed.sublayers)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.resolve().parent) as temporary:
@@ -65,17 +64,30 @@ def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> No
         raise OutputError(f"cannot write a model to '{folder}': {error.strerror or error}") from error
 
 
-def _whole_blocks(layout: ResidualLayout, removed: Unit) -> frozenset[int]:
-    blocks = {layout.sublayers[i].block for i in removed.sublayers}
-    partial = sorted(b for b in blocks for i, s in enumerate(layout.sublayers) if s.block == b and i not in removed.sublayers)
+def check_pruning(layout: ResidualLayout, removed: Unit | None, folder: Path) -> None:
+    """Refuse early what :func:`save_pruned` would refuse late.
+
+    Args:
+        layout: of the full model.
+        removed: what is to go; None where that is not known yet.
+        folder: where the pruned model is to be written.
+
+    Raises:
+        RemovalError: if the unit is not made of whole blocks, or none would be left.
+        OutputError: if the folder is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"'{folder}' exists and is not empty; name a new folder for the pruned model")
+    gone = frozenset(() if removed is None else removed.sublayers)
+    blocks = {layout.sublayers[i].block for i in gone}
+    partial = sorted(s.block for i, s in enumerate(layout.sublayers) if s.block in blocks and i not in gone)
     if partial:
         raise RemovalError(
-            f"only whole blocks can be saved without: no configuration describes a block that lacks one of its sub-layers "
+            "only whole blocks can be saved without: no configuration describes a block that lacks one of its sub-layers "
             f"(block {partial[0]}); use --unit block"
         )
     if len(blocks) == layout.n_blocks:
         raise RemovalError(f"all {layout.n_blocks} blocks would be removed; at least one must stay")
-    return frozenset(blocks)
 
 
 def _write(checkpoint: Checkpoint, blocks: frozenset[int], folder: Path) -> None:
@@ -169,7 +181,7 @@ def _number(blocks: Iterable[nn.Module]) -> None:
     for index, block in enumerate(blocks):
         for module in block.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = index
+                module.layer_idx = index  # type: ignore[assignment]  # a plain attribute
 
 
 def prune_transformer(model: Transformer, blocks: Sequence[int]) -> Transformer:

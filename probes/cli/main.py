@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, max_lr, paper_check, schemes, sweep, theory, train, verify
+from probes.cli import grad_norm, layer_removal, max_lr, paper_check, schemes, sweep, theory, train, verify
 
 __all__ = ["app", "main"]
 
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 grad_norm.register(app)
+layer_removal.register(app)
 max_lr.register(app)
 paper_check.register(app)
 schemes.register(app)
@@ -33,6 +34,7 @@ def keel() -> None:
     \b
     Example:
       keel grad-norm smollm2 -o out
+      keel layer-removal smollm2 -o out
       keel schemes keel --sublayers 48
     """  # noqa: D301 - a real \b keeps the lines of the example apart
 

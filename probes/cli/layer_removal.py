@@ -1,0 +1,315 @@
+"""``keel layer-removal``: what every block or sub-layer of a checkpoint is worth, in one command."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probes.cli._io import output_folder
+
+if TYPE_CHECKING:
+    from probes.checkpoint import Checkpoint
+    from probes.removal_result import LayerRemoval, UnitCost
+    from probes.removal_units import Unit
+    from probes.text import TokenBatch
+
+__all__ = ["register"]
+
+_MOST_ROWS = 64
+_BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", re.IGNORECASE)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("layer-removal")(layer_removal)
+
+
+def layer_removal(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CKPT",
+            help="Folder with safetensors, .safetensors or .gguf file, 'smollm2', a folder saved by keel, or a hub id.",
+            show_default=False,
+        ),
+    ],
+    unit: Annotated[str, typer.Option(help="What to remove: block, sublayer, attn or ffn.")] = "block",
+    span: Annotated[int, typer.Option(help="Consecutive units removed together, at every place.")] = 1,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Text file, - for standard input, or folder of documents. [default: prose of the standard library]"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
+    seq_len: Annotated[int, typer.Option(help="Tokens per sequence.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
+    threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
+    estimates: Annotated[bool, typer.Option(help="Compute the cheap numbers too, and how they rank the units.")] = True,
+    remove: Annotated[
+        str | None,
+        typer.Option(help="Also remove these together, such as 3,5 or 4:8 (0-based, half-open).", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="New folder for the model without --remove, or without all that can go below the threshold.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64. [default: as stored]")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    max_memory: Annotated[
+        str | None,
+        typer.Option(help="For the variants' streams, such as 2GB; beyond it they go to disk. [default: half of free]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap, and of masked positions (masked language models).")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for Parquet, JSON, PNG and SVG.", show_default=False)
+    ] = None,
+) -> None:
+    """The loss without each block or sub-layer of a checkpoint, exact, in one pass over its weights.
+
+    \b
+    Example:
+      keel layer-removal smollm2 -o out
+      keel layer-removal smollm2 --unit attn --span 2
+      keel layer-removal smollm2 --remove 12,13 --save smaller
+    """  # noqa: D301 - a real \b keeps the lines of the example apart
+    from probes.cli.grad_norm import _check_options, _torch_device, _torch_dtype
+
+    _check_options(tokens, seq_len, batch_size)
+    torch_dtype, torch_device, memory = _torch_dtype(dtype), _torch_device(device), _n_bytes(max_memory)
+    indices = _indices(remove)
+    from probes.checkpoint import load_checkpoint
+    from probes.pruning import check_pruning
+    from probes.removal_units import joint_unit, removal_units
+
+    if save is not None and not indices and unit != "block":
+        raise typer.BadParameter(
+            "without --remove it needs --unit block: only whole blocks can be saved without", param_hint="--save"
+        )
+    with output_folder(output) as folder:
+        loaded = load_checkpoint(checkpoint, dtype=torch_dtype, device=torch_device)
+        removal_units(loaded.layout, unit, span)  # refused before any text is read
+        named = joint_unit(loaded.layout, unit, indices) if indices else None
+        if save is not None:
+            check_pruning(loaded.layout, named, save)
+        data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
+        from probes.layer_removal import measure_layer_removal
+
+        with _progress() as report:
+            result = measure_layer_removal(
+                loaded.model,
+                data,
+                layout=loaded.layout,
+                unit=unit,
+                span=span,
+                remove=indices,
+                documents=documents,
+                threshold=threshold,
+                estimates=estimates,
+                max_memory=memory,
+                seed=seed,
+                on_progress=report,
+            )
+        record = _record(result, loaded, text_name)
+        if folder is not None:
+            _write(folder, result, record, loaded)
+    for warning in [*loaded.warnings, *result.warnings]:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
+    if output is not None:
+        print(f"wrote layer_removal.parquet, .json, .png, .svg to {output}", file=sys.stderr)
+    if save is not None:
+        _save(loaded, result, save)
+
+
+def _n_bytes(size: str | None) -> int | None:
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise typer.BadParameter(f"'{size}' is no amount of memory; write it as 500MB or 2GB", param_hint="--max-memory")
+    return int(float(match[1]) * _BYTES[match[2].upper()])
+
+
+def _indices(text: str | None) -> list[int]:
+    """``3,5`` and ``4:8`` as indices, ranges half-open."""
+    indices: list[int] = []
+    for part in (text or "").split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", part)
+        if text is not None and match is None:
+            raise typer.BadParameter(f"'{part}' is no index or range; write 3,5 or 4:8", param_hint="--remove")
+        if match is not None:
+            indices += range(int(match[1]), int(match[2] or int(match[1]) + 1))
+    if text is not None and not indices:
+        raise typer.BadParameter(f"'{text}' names nothing: ranges are half-open, 4:5 is unit 4", param_hint="--remove")
+    return indices
+
+
+def _data(
+    loaded: Checkpoint, text: str | None, tokens: int, seq_len: int, batch_size: int, seed: int
+) -> tuple[list[TokenBatch], list[list[int]] | None, str]:
+    """Batches, the document of each sequence where there are documents, and the name of the text."""
+    from probes.text import checkpoint_batches, read_text
+
+    if text is not None and text != "-" and Path(text).is_dir():
+        batches, owners = _documents(loaded, text, tokens, seq_len, batch_size)
+        return batches, owners, f"documents of {text}"
+    content, name = read_text(text)
+    length = min(seq_len, _context(loaded) or seq_len)
+    batches = checkpoint_batches(
+        loaded, content, n_tokens=tokens, seq_len=length, batch_size=batch_size, seed=seed, source=name
+    )
+    return batches, None, name
+
+
+def _documents(
+    loaded: Checkpoint, folder: str, tokens: int, seq_len: int, batch_size: int
+) -> tuple[list[TokenBatch], list[list[int]]]:
+    from probes.document_batches import document_batches
+    from probes.errors import TextError
+    from probes.layout import Objective
+    from probes.text_documents import read_documents
+
+    if loaded.layout.objective is not Objective.CAUSAL:
+        raise TextError(f"{loaded.source} is a masked language model: give it one text, not a folder of documents")
+    left, documents = tokens, []
+    for document in read_documents([folder], max_bytes=64 * tokens).documents:
+        ids = loaded.tokenizer.encode(document)[:left]
+        left -= len(ids)
+        documents.append(ids)
+        if left <= 0:
+            break
+    length = min(seq_len, _context(loaded) or seq_len)
+    return document_batches(documents, seq_len=length, batch_size=batch_size, prefix=loaded.tokenizer.start_token_id)
+
+
+def _context(loaded: Checkpoint) -> int | None:
+    """The model's context where it has one."""
+    config = getattr(loaded.model, "config", None)
+    names = ("max_position_embeddings", "n_positions", "context_length")
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr, gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    words = {
+        "exact": "blocks through which every variant went",
+        "estimates": "forward + backward, batches",
+        "together": "cheap units together, blocks",
+    }
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(words["exact"], total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=words[stage], completed=done, total=total)
+
+        yield report
+
+
+def _record(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> dict[str, object]:
+    from probes.provenance import provenance
+
+    return {
+        "checkpoint": str(loaded.source),
+        "tokenizer": loaded.tokenizer.name,
+        "text": text_name,
+        "warnings": [*loaded.warnings, *result.warnings],
+        **result.to_dict(),
+        "provenance": provenance(),
+    }
+
+
+def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded: Checkpoint) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from figures._style import save_figure
+    from figures.layer_removal import draw
+
+    frame = result.to_frame()
+    frame.to_parquet(folder / "layer_removal.parquet", index=False)
+    (folder / "layer_removal.json").write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    figure = draw(frame, _headline(result, loaded))
+    for suffix in ("png", "svg"):
+        save_figure(figure, folder / f"layer_removal.{suffix}")
+
+
+def _headline(result: LayerRemoval, loaded: Checkpoint) -> str:
+    depth = f"{result.n_blocks} blocks / {result.n_sublayers} sub-layers"
+    return f"{Path(str(loaded.source)).name} ({result.family}, {depth}, {result.n_parameters / 1e6:,.1f} M parameters)"
+
+
+def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
+    from probes.cli._tables import render
+
+    shown = _shown(result.costs)
+    columns = ["removed", "Δ_nats/token", "Δ_PPL", *(name for name in result.costs[0].estimates)]
+    hidden = len(result.costs) - len(shown)
+    lines = [
+        _headline(result, loaded),
+        f"{result.n_tokens} tokens, {result.n_predictions} predicted, {text_name}; {result.dtype} on {result.device}",
+        f"full model: {result.loss:.4g} nats/token, perplexity {result.perplexity:.4g}; ± over {result.samples} (bootstrap)",
+        "",
+        render(columns, [_row(cost) for cost in shown], wide=sys.stdout.isatty()),
+        "",
+        *([f"{hidden} of {len(result.costs)} removals are not shown; --json and -o give all.", ""] if hidden else []),
+        "Δ: without the unit minus with it, identity in its place (in a Post-LN unit the norm over the sum goes too).",
+        "taylor: first-order estimate, nats/token; the others compare the stream before and after the unit.",
+        f"Ranges are 0-based and half-open; modules of {result.costs[0].unit.name}: {_modules(result.costs[0].unit)}; "
+        f"of {result.costs[-1].unit.name}: {_modules(result.costs[-1].unit)}.",
+        *(f"Modules of {cost.unit.name}: {_modules(cost.unit)}." for cost in result.named),
+        "",
+        *result.verdict(),
+    ]
+    return "\n".join(lines)
+
+
+def _modules(unit: Unit) -> str:
+    return ", ".join(unit.modules)
+
+
+def _shown(costs: Sequence[UnitCost]) -> list[UnitCost]:
+    """All, or the first and last and the most costly between."""
+    if len(costs) <= _MOST_ROWS:
+        return list(costs)
+    edge = _MOST_ROWS // 4
+    middle = sorted(costs[edge:-edge], key=lambda cost: -cost.delta_loss.value)[: _MOST_ROWS - 2 * edge]
+    return [*costs[:edge], *sorted(middle, key=lambda cost: cost.unit.start), *costs[-edge:]]
+
+
+def _row(cost: UnitCost) -> dict[str, object]:
+    return {
+        "removed": cost.unit.name,
+        "Δ_nats/token": f"{cost.delta_loss:+.3g}",
+        "Δ_PPL": f"{cost.delta_perplexity:+.3g}",
+        **{name: f"{value:.3g}" for name, value in cost.estimates.items()},
+    }
+
+
+def _save(loaded: Checkpoint, result: LayerRemoval, folder: Path) -> None:
+    from probes.pruning import save_pruned
+    from probes.removal_units import RemovalError
+
+    chosen = result.named[0] if result.named else result.removable
+    if chosen is None:
+        raise RemovalError(
+            f"nothing to save: no removal costs less than {result.threshold:g} nats/token with confidence; name units with "
+            "--remove, or raise --threshold"
+        )
+    save_pruned(loaded, chosen.unit, folder)
+    print(f"saved the model without {chosen.unit.name} ({_modules(chosen.unit)}) to {folder}", file=sys.stderr)
