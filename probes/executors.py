@@ -1,4 +1,4 @@
-r"""Where trials run: in processes of this machine, in a Slurm queue, or in this very process; through submitit.
+r"""Where trials run: in processes of this machine or in a Slurm queue, both through submitit; or in this very process.
 
 An executor starts a job and says whether it is still alive. How the trial went is read from the trial's folder alone, so a job
 that was killed without a word is known by what it left.
@@ -42,7 +42,10 @@ class MissingSubmititError(KeelError):
     """The optional package that runs the trials is not installed. The message says how to get it."""
 
     def __init__(self) -> None:
-        super().__init__("keel sweep run needs submitit: pip install 'keel-dynamics[sweep]', or pip install submitit")
+        super().__init__(
+            "keel sweep run needs submitit: pip install 'keel-dynamics[sweep]', or pip install submitit; "
+            "--executor debug runs one trial after the other without it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +110,13 @@ def make_executor(name: str, folder: Path, options: JobOptions) -> Executor:
     """
     if name not in get_args(ExecutorName):
         raise SweepError(f"unknown executor '{name}'; known: {', '.join(get_args(ExecutorName))}")
+    if name == "debug":
+        return _Debug()
     try:
         submitit = import_module("submitit")
     except ImportError as error:
         raise MissingSubmititError from error
-    classes: Mapping[str, type[_Local | _Slurm | _Debug]] = {"local": _Local, "slurm": _Slurm, "debug": _Debug}
-    return classes[name](submitit, folder, options)
+    return (_Slurm if name == "slurm" else _Local)(submitit, folder, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +238,15 @@ def slurm_jobs_alive(job_ids: set[str]) -> set[str]:
 
 
 class _Debug:
-    """This process, one trial after the other: for a debugger."""
+    """This process, one trial after the other: for a debugger, and where submitit is missing."""
 
     name: ExecutorName = "debug"
     outlives = False
 
-    def __init__(self, submitit: Any, folder: Path, options: JobOptions) -> None:
-        self._submitit, self._folder, self._options = submitit, folder, options
-
     def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
-        """Run it now."""
-        submitted = self._submitit.AutoExecutor(folder=self._folder, cluster="debug").submit(job)
-        submitted.wait()
-        return _Done(str(submitted.job_id))
+        """Run it now; a GPU is the one that torch takes by itself."""
+        job()
+        return _Done(str(os.getpid()))
 
 
 @dataclass(frozen=True, slots=True)

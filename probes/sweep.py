@@ -194,7 +194,7 @@ class _Scheduler:
             in_queue = job is not None and job["job_id"] in alive
             if in_queue or place.running:
                 job_id = (job or place.job or {}).get("job_id", "unknown")
-                self._take(place, RunningElsewhere(place, job_id, in_queue), None)
+                self._take(place, RunningElsewhere(place, job_id, in_queue), None, _attempts(place))
                 self.tell(Event(folder=place, what="waiting for another process", detail=f"job {job_id}"))
 
     def _start(self) -> None:
@@ -209,7 +209,7 @@ class _Scheduler:
 
     def _submit(self, place: TrialFolder, memory: int, gpu: int | None) -> None:
         place.write_trial()
-        steps = place.steps_done
+        steps, attempts = place.steps_done, _attempts(place)
         self.tell(Event(folder=place, what="resumed" if steps else "started", detail=f"after step {steps}" if steps else ""))
         work = TrialJob(
             folder=str(place.path),
@@ -220,12 +220,11 @@ class _Scheduler:
         )
         job = self.executor.submit(work, memory=memory, gpu=gpu)
         place.write_job(self.executor.name, job.job_id)
-        self._take(place, job, gpu)
+        self._take(place, job, gpu, attempts)
 
-    def _take(self, place: TrialFolder, job: Job, gpu: int | None) -> None:
+    def _take(self, place: TrialFolder, job: Job, gpu: int | None, attempts: int) -> None:
         self.waiting.remove(place)
         memory = predicted_memory(place.trial.config)
-        attempts = (place.failure or {}).get("attempts", 0)
         self.running.append(_Running(place, job, memory, gpu, attempts))
 
     def _collect(self) -> None:
@@ -280,6 +279,11 @@ class _Scheduler:
 
     def _own(self) -> Iterator[_Running]:
         return (each for each in self.running if not isinstance(each.job, RunningElsewhere))
+
+
+def _attempts(place: TrialFolder) -> int:
+    """Broken so far."""
+    return int((place.failure or {}).get("attempts", 0))
 
 
 class _Slots:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from probes.errors import OutputError
 from probes.run_folder import RunFolder
@@ -85,8 +85,8 @@ class SweepFolder:
         """
         line = json.dumps(event, allow_nan=False) + "\n"
         try:
-            with (self.path / _LEDGER).open("a", encoding="utf-8") as file:
-                file.write(line)
+            with (self.path / _LEDGER).open("ab+") as file:
+                file.write((b"\n" if _is_torn(file) else b"") + line.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -119,3 +119,11 @@ class SweepFolder:
     def counts(self, folders: Iterable[TrialFolder]) -> Counter[TrialState]:
         """How many trials are in each state."""
         return Counter(folder.state for folder in folders)
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether a kill has cut the last line short."""
+    if not file.tell():
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

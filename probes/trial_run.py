@@ -3,7 +3,6 @@ r"""Run one trial in its folder: train, judge, write the result. This is what ev
 from __future__ import annotations
 
 import math
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -171,7 +170,6 @@ class TrialJob:
         from probes.errors import KeelError
         from probes.training import TrainingInterrupted
 
-        os.environ["OMP_NUM_THREADS"] = str(self.threads)
         place = TrialFolder(Path(self.folder), Trial.from_dict(self.trial))
         try:
             run_trial(place, threads=self.threads, save_seconds=self.save_seconds, keep_weights=self.keep_weights)

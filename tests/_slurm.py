@@ -41,10 +41,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def install() -> None:
-    """Install Slurm and munge where they are missing.
-
-    A message by its exit code where apt cannot.
-    """
+    """Install Slurm and munge where they are missing."""
     if shutil.which("slurmctld") and shutil.which("munged"):
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

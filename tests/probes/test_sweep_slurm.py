@@ -14,10 +14,11 @@ import pytest
 
 from probes.sweep import Event, RunOptions, run_sweep
 from probes.sweep_folder import SweepFolder
-from probes.sweep_spec import Sweep, sweep_from_dict
+from probes.sweep_spec import Sweep
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import run_trial
 from tests._slurm import one_node_cluster
+from tests.probes._sweeps import numbers, small_sweep
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -31,28 +32,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield config
 
 
-def _sweep(name: str, **changes: object) -> Sweep:
-    return sweep_from_dict(
-        {
-            "name": name,
-            "schemes": ["keel"],
-            "blocks": [2],
-            "widths": [16],
-            "peaks": [0.002],
-            "early_stop": False,
-            "training": {"steps": _STEPS, "batch_size": 4, "seq_len": 16},
-            "corpus": {"max_bytes": 60_000},
-            **changes,
-        }
-    )
+def _sweep(**changes: object) -> Sweep:
+    plain = {"peaks": [0.002], "early_stop": False, "training": {"steps": _STEPS, "batch_size": 4, "seq_len": 16}}
+    return small_sweep(**{**plain, "schemes": ["keel"], **changes})
 
 
 def _options(**changes: object) -> RunOptions:
     return RunOptions(**{"executor": "slurm", "save_seconds": 0.5, "retries": 2, **changes})  # type: ignore[arg-type]
-
-
-def _numbers(folder: TrialFolder) -> list[tuple[int, float, float, float]]:
-    return [(r.step, r.lr, r.loss, r.grad_norm) for r in folder.records()]
 
 
 def _uninterrupted(sweep: Sweep, path: Path) -> TrialFolder:
@@ -107,7 +93,7 @@ def _processes_of(job_id: str) -> list[int]:
 
 
 def test_a_sweep_of_two_schemes_comes_back_from_the_queue(cluster: Path, tmp_path: Path) -> None:
-    sweep = _sweep("two", schemes=["keel", "post_ln"], training={"steps": 60, "batch_size": 2, "seq_len": 16})
+    sweep = _sweep(schemes=["keel", "post_ln"], training={"steps": 60, "batch_size": 2, "seq_len": 16})
     counts = run_sweep(sweep, tmp_path / "sweep", _options())
     assert counts == {TrialState.FINISHED: 2}
     jobs = [folder.job for folder in SweepFolder(tmp_path / "sweep").read()[1]]
@@ -116,10 +102,10 @@ def test_a_sweep_of_two_schemes_comes_back_from_the_queue(cluster: Path, tmp_pat
 
 
 @pytest.mark.parametrize("strike", [_requeue, _kill], ids=["scontrol requeue", "SIGKILL"])
-def test_a_trial_that_is_struck_in_the_middle_ends_with_the_same_numbers(
+def test_a_trial_that_is_struck_in_the_middle_ends_with_the_samenumbers(
     cluster: Path, tmp_path: Path, strike: Callable[[TrialFolder], None]
 ) -> None:
-    sweep = _sweep("struck")
+    sweep = _sweep()
     (trial,) = sweep.trials()
     folder = SweepFolder(tmp_path / "sweep").folder(trial)
     events: list[Event] = []
@@ -135,8 +121,8 @@ def test_a_trial_that_is_struck_in_the_middle_ends_with_the_same_numbers(
     assert len(sessions) == 2
     assert sessions[1]["first_step"] > 1, "the second session went on from a saved state"
     whole = _uninterrupted(sweep, tmp_path / "whole")
-    assert len(_numbers(folder)) == _STEPS
-    assert _numbers(folder) == _numbers(whole)
+    assert len(numbers(folder)) == _STEPS
+    assert numbers(folder) == numbers(whole)
     assert whole.result is not None
     for name in ("judgement", "to_end"):
         assert result[name] == whole.result[name]
