@@ -89,7 +89,6 @@ def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capt
     finally:
         for parameter in model.parameters():
             parameter.grad = None
-        release_free_memory()
     return result
 
 

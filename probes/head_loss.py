@@ -107,24 +107,43 @@ class _LinearHead:
 
     @torch.no_grad()
     def gradient(self, shared_rows: Tensor | None) -> HeadGradient:
-        only_tile = self._logits(*self.tiles[0]) if len(self.tiles) == 1 else None
-        log_partition_N, target_logit_N = self._partition(only_tile)
         hidden_ND = torch.zeros(self.hidden_ND.shape, dtype=self.wide, device=self.hidden_ND.device)
         weight_norms, bias_norms, rows = [], [], []
-        for start, stop in self.tiles:
-            logits = self._logits(start, stop) if only_tile is None else only_tile
-            delta_NV = self._delta(logits, log_partition_N, start)
-            bias_norms.append(l2_norm(delta_NV.sum(0)))
+        loss, deltas = self._one_tile() if len(self.tiles) == 1 else self._many_tiles()
+        for start, delta_NV in deltas:
+            if self.bias_V is not None:
+                bias_norms.append(l2_norm(delta_NV.sum(0)))
             delta_NV = delta_NV.to(self.hidden_ND.dtype)
-            hidden_ND += delta_NV @ self.weight_VD[start:stop]
-            for norm, shared in self._weight_blocks(delta_NV, start, shared_rows):
+            hidden_ND += delta_NV @ self.weight_VD[start : start + delta_NV.shape[1]]
+            for norm, shared_RD in self._weight_blocks(delta_NV, start, shared_rows):
                 weight_norms.append(norm)
-                rows.append(shared)
-            del logits, delta_NV
+                rows.append(shared_RD)
+            del delta_NV  # or two tiles would live at once
         norms = self._parameter_norms(weight_norms, bias_norms)
-        loss = (log_partition_N - target_logit_N).mean()
         shared = torch.cat(rows) if shared_rows is not None and rows else None
         return HeadGradient(loss, hidden_ND.to(self.hidden_ND.dtype), norms, shared)
+
+    def _one_tile(self) -> tuple[Tensor, Iterator[tuple[int, Tensor]]]:
+        """Loss, and the gradient of all logits: they and their exponentials are computed once, in the same memory."""
+        logits_NV = self._logits(*self.tiles[0])
+        slope_NV = self._slope(logits_NV)
+        target_N = logits_NV.gather(1, self.targets_N[:, None]).squeeze(1)
+        largest_N = logits_NV.amax(dim=1)
+        delta_NV = logits_NV.sub_(largest_N[:, None]).exp_()
+        partition_N = delta_NV.sum(dim=1)
+        loss = (partition_N.log() + largest_N - target_N).mean()
+        delta_NV /= partition_N[:, None]
+        return loss, iter([(0, self._finished(delta_NV, slope_NV, 0))])
+
+    def _many_tiles(self) -> tuple[Tensor, Iterator[tuple[int, Tensor]]]:
+        """Loss, and the gradient of each tile's logits, which are computed a second time for it."""
+        log_partition_N, target_N = self._partition()
+        return (log_partition_N - target_N).mean(), (self._tile(*tile, log_partition_N) for tile in self.tiles)
+
+    def _tile(self, start: int, stop: int, log_partition_N: Tensor) -> tuple[int, Tensor]:
+        logits_NV = self._logits(start, stop)
+        slope_NV = self._slope(logits_NV)
+        return start, self._finished(logits_NV.sub_(log_partition_N[:, None]).exp_(), slope_NV, start)
 
     def _logits(self, start: int, stop: int) -> Tensor:
         bias = None if self.bias_V is None else self.bias_V[start:stop]
@@ -133,12 +152,12 @@ class _LinearHead:
             logits_NV = logits_NV.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_NV.to(self.wide)
 
-    def _partition(self, only_tile: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _partition(self) -> tuple[Tensor, Tensor]:
         """Log of the softmax's denominator, and the target's logit, both (N,), tile by tile."""
         partition = torch.full(self.targets_N.shape, -torch.inf, dtype=self.wide, device=self.hidden_ND.device)
         target = torch.zeros_like(partition)
         for start, stop in self.tiles:
-            logits = self._logits(start, stop) if only_tile is None else only_tile
+            logits = self._logits(start, stop)
             groups = torch.split(logits, max(1, _BLOCK_BYTES // (logits.shape[1] * logits.element_size())))
             partition = torch.logaddexp(partition, torch.cat([group.logsumexp(dim=1) for group in groups]))
             here = self._targets_in(start, stop)
@@ -149,14 +168,16 @@ class _LinearHead:
     def _targets_in(self, start: int, stop: int) -> Tensor:
         return ((self.targets_N >= start) & (self.targets_N < stop)).nonzero().squeeze(1)
 
-    def _delta(self, logits_NV: Tensor, log_partition_N: Tensor, start: int) -> Tensor:
-        """Gradient of the mean loss with respect to the tile's (uncapped) logits, in the logits' memory."""
-        slope_NV = None if self.softcap is None else (logits_NV / self.softcap).square_().neg_().add_(1)
-        here = self._targets_in(start, start + logits_NV.shape[1])
-        delta_NV = logits_NV.sub_(log_partition_N[:, None]).exp_()
-        delta_NV[here, self.targets_N[here] - start] -= 1
-        delta_NV /= len(self.targets_N)
-        return delta_NV if slope_NV is None else delta_NV.mul_(slope_NV)
+    def _slope(self, logits_NV: Tensor) -> Tensor | None:
+        """Derivative of the soft cap at the capped logits; None where there is no cap."""
+        return None if self.softcap is None else (logits_NV / self.softcap).square_().neg_().add_(1)
+
+    def _finished(self, softmax_NV: Tensor, slope_NV: Tensor | None, start: int) -> Tensor:
+        """Gradient of the mean loss with respect to a tile's (uncapped) logits, in the memory of their softmax."""
+        here = self._targets_in(start, start + softmax_NV.shape[1])
+        softmax_NV[here, self.targets_N[here] - start] -= 1
+        softmax_NV /= len(self.targets_N)
+        return softmax_NV if slope_NV is None else softmax_NV.mul_(slope_NV)
 
     def _weight_blocks(self, delta_NV: Tensor, start: int, shared_rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Norm of the weight's gradient in row blocks, without the shared rows; and those rows."""
