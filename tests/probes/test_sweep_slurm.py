@@ -102,7 +102,7 @@ def test_a_sweep_of_two_schemes_comes_back_from_the_queue(cluster: Path, tmp_pat
 
 
 @pytest.mark.parametrize("strike", [_requeue, _kill], ids=["scontrol requeue", "SIGKILL"])
-def test_a_trial_that_is_struck_in_the_middle_ends_with_the_samenumbers(
+def test_a_trial_that_is_struck_in_the_middle_ends_with_the_same_numbers(
     cluster: Path, tmp_path: Path, strike: Callable[[TrialFolder], None]
 ) -> None:
     sweep = _sweep()
