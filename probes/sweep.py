@@ -36,7 +36,7 @@ __all__ = [
     "visible_gpus",
 ]
 
-_POLL = {"local": 0.2, "slurm": 2.0, "debug": 0.0}
+_POLL = {"local": 0.5, "slurm": 2.0, "debug": 0.0}
 """Seconds between looks at the jobs."""
 _SHARE_OF_MEMORY = 0.8
 _JOBS_IN_QUEUE = 100
@@ -171,10 +171,12 @@ class _Scheduler:
         self.waiting: list[TrialFolder] = []
         self.running: list[_Running] = []
         self.broken: dict[str, int] = {}
+        self.memory: dict[str, int] = {}
 
     def run(self, folders: Sequence[TrialFolder], asked: threading.Event) -> None:
         """Until nothing waits and nothing runs."""
         self.waiting = list(folders)
+        self.memory = {place.trial.key: predicted_memory(place.trial.config) for place in folders}
         self._adopt()
         while self.waiting or self.running:
             if asked.is_set():
@@ -200,7 +202,9 @@ class _Scheduler:
     def _start(self) -> None:
         """Fill the slots; a trial that does not fit lets smaller ones pass."""
         for place in list(self.waiting):
-            memory = predicted_memory(place.trial.config)
+            if self.slots.full(self.running):
+                return
+            memory = self.memory[place.trial.key]
             on_gpu = place.trial.config.device.startswith("cuda")
             if not self.slots.fit(memory, on_gpu, self.running):
                 continue
@@ -224,8 +228,7 @@ class _Scheduler:
 
     def _take(self, place: TrialFolder, job: Job, gpu: int | None, attempts: int) -> None:
         self.waiting.remove(place)
-        memory = predicted_memory(place.trial.config)
-        self.running.append(_Running(place, job, memory, gpu, attempts))
+        self.running.append(_Running(place, job, self.memory[place.trial.key], gpu, attempts))
 
     def _collect(self) -> None:
         for each in list(self.running):
@@ -296,13 +299,17 @@ class _Slots:
         self._local, self._asked_gpus = local, options.gpus
         self._gpus: list[int] | None = None
 
+    def full(self, running: Sequence[_Running]) -> bool:
+        """Whether as many run as may."""
+        return len(running) >= self._jobs
+
     def fit(self, memory: int, on_gpu: bool, running: Sequence[_Running]) -> bool:
         """Whether one more trial can start beside these.
 
         Raises:
             SweepError: if it needs a GPU and there will never be one.
         """
-        if len(running) >= self._jobs:
+        if self.full(running):
             return False
         if self._memory is not None and running and sum(each.memory for each in running) + memory > self._memory:
             return False
