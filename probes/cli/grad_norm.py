@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probes.cli._checkpoint_options import (
+    BatchSize,
+    CheckpointName,
+    Device,
+    Dtype,
+    SequenceLength,
+    TextSource,
+    TokenCount,
+    batch_progress,
+    check_sizes,
+    headline,
+    torch_device,
+    torch_dtype,
+)
 from probes.cli._io import output_folder
 
 if TYPE_CHECKING:
-    import torch
-
     from probes.checkpoint import Checkpoint
     from probes.gradient_result import GradientNorms
 
 __all__ = ["register"]
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MOST_ROWS = 48
 
 
@@ -31,24 +40,13 @@ def register(app: typer.Typer) -> None:
 
 
 def grad_norm(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CKPT",
-            help="Folder with safetensors, .safetensors or .gguf file, 'smollm2', a folder saved by keel, or a hub id.",
-            show_default=False,
-        ),
-    ],
-    text: Annotated[
-        str | None, typer.Option(help="Text file, or - for standard input. [default: prose of the standard library]")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per sequence. [default: 512, or the model's context if shorter]")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences per batch; one gradient per batch.")] = 1,
-    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(_DTYPES)}. [default: as stored; float32 for GGUF]")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    checkpoint: CheckpointName,
+    text: TextSource = None,
+    tokens: TokenCount = 2048,
+    seq_len: SequenceLength = None,
+    batch_size: BatchSize = 1,
+    dtype: Dtype = None,
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the masked positions (masked language models).")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
@@ -61,20 +59,20 @@ def grad_norm(
     Example:
       keel grad-norm smollm2 --tokens 2048 -o out
     """  # noqa: D301 - a real \b keeps the lines of the example apart
-    _check_options(tokens, seq_len, batch_size)
+    check_sizes(tokens, seq_len, batch_size)
     from probes.checkpoint import load_checkpoint
     from probes.text import checkpoint_batches, read_text
 
-    torch_dtype, torch_device = _torch_dtype(dtype), _torch_device(device)
+    chosen_dtype, chosen_device = torch_dtype(dtype), torch_device(device)
     content, text_name = read_text(text)
     with output_folder(output) as folder:
-        loaded = load_checkpoint(checkpoint, dtype=torch_dtype, device=torch_device)
+        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device)
         batches = checkpoint_batches(
             loaded, content, n_tokens=tokens, seq_len=seq_len, batch_size=batch_size, seed=seed, source=text_name
         )
         from probes.gradient_norms import measure_gradient_norms
 
-        with _progress(len(batches)) as advance:
+        with batch_progress(len(batches)) as advance:
             result = measure_gradient_norms(loaded.model, batches, layout=loaded.layout, on_batch=advance)
         record = _record(result, loaded, text_name, seed)
         if folder is not None:
@@ -84,56 +82,6 @@ def grad_norm(
     print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
     if output is not None:
         print(f"wrote grad_norm.parquet, .json, .png, .svg to {output}", file=sys.stderr)
-
-
-def _check_options(tokens: int, seq_len: int | None, batch_size: int) -> None:
-    for name, value, least in (("--tokens", tokens, 2), ("--seq-len", seq_len, 2), ("--batch-size", batch_size, 1)):
-        if value is not None and value < least:
-            raise typer.BadParameter(f"must be at least {least}, got {value}", param_hint=name)
-
-
-def _torch_dtype(name: str | None) -> torch.dtype | None:
-    import torch
-
-    if name is None:
-        return None
-    if name not in _DTYPES:
-        raise typer.BadParameter(f"unknown dtype '{name}'; known: {', '.join(_DTYPES)}", param_hint="--dtype")
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _torch_device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise typer.BadParameter(
-            f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
-        ) from error
-    return device
-
-
-@contextmanager
-def _progress(n_batches: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, gone at the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("forward + backward"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("batches"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=n_batches)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _record(result: GradientNorms, loaded: Checkpoint, text_name: str, seed: int) -> dict[str, object]:
@@ -160,15 +108,9 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
     frame = result.to_frame()
     frame.to_parquet(folder / "grad_norm.parquet", index=False)
     (folder / "grad_norm.json").write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    figure = draw(frame, _headline(result, loaded))
+    figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"grad_norm.{suffix}")
-
-
-def _headline(result: GradientNorms, loaded: Checkpoint) -> str:
-    source = Path(str(loaded.source)).name
-    depth = f"{result.n_blocks} blocks / {result.n_sublayers} sub-layers"
-    return f"{source} ({result.family}, {depth}, {result.n_parameters / 1e6:,.1f} M parameters)"
 
 
 def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
@@ -176,7 +118,7 @@ def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
 
     sequences, length = result.batch_shape
     lines = [
-        _headline(result, loaded),
+        headline(result, loaded),
         f"{result.n_tokens} tokens in {result.n_batches} batch(es) of {sequences} x {length}, {text_name}",
         f"{result.dtype} on {result.device}; loss {result.loss:.4f} ± {result.loss.standard_error:.2g} nats/token",
         "",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probes.cli._checkpoint_options import check_sizes, headline, torch_device, torch_dtype
 from probes.cli._io import output_folder
 
 if TYPE_CHECKING:
@@ -83,10 +84,8 @@ def layer_removal(
       keel layer-removal smollm2 --unit attn --span 2
       keel layer-removal smollm2 --remove 12,13 --save smaller
     """  # noqa: D301 - a real \b keeps the lines of the example apart
-    from probes.cli.grad_norm import _check_options, _torch_device, _torch_dtype
-
-    _check_options(tokens, seq_len, batch_size)
-    torch_dtype, torch_device, memory = _torch_dtype(dtype), _torch_device(device), _n_bytes(max_memory)
+    check_sizes(tokens, seq_len, batch_size)
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), _n_bytes(max_memory)
     indices = _indices(remove)
     from probes.checkpoint import load_checkpoint
     from probes.pruning import check_pruning
@@ -97,7 +96,7 @@ def layer_removal(
             "without --remove it needs --unit block: only whole blocks can be saved without", param_hint="--save"
         )
     with output_folder(output) as folder:
-        loaded = load_checkpoint(checkpoint, dtype=torch_dtype, device=torch_device)
+        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device)
         removal_units(loaded.layout, unit, span)  # refused before any text is read
         named = joint_unit(loaded.layout, unit, indices) if indices else None
         if save is not None:
@@ -244,14 +243,9 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
     frame = result.to_frame()
     frame.to_parquet(folder / "layer_removal.parquet", index=False)
     (folder / "layer_removal.json").write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    figure = draw(frame, _headline(result, loaded))
+    figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"layer_removal.{suffix}")
-
-
-def _headline(result: LayerRemoval, loaded: Checkpoint) -> str:
-    depth = f"{result.n_blocks} blocks / {result.n_sublayers} sub-layers"
-    return f"{Path(str(loaded.source)).name} ({result.family}, {depth}, {result.n_parameters / 1e6:,.1f} M parameters)"
 
 
 def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
@@ -261,7 +255,7 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
     columns = ["removed", "Δ_nats/token", "Δ_PPL", *(name for name in result.costs[0].estimates)]
     hidden = len(result.costs) - len(shown)
     lines = [
-        _headline(result, loaded),
+        headline(result, loaded),
         f"{result.n_tokens} tokens, {result.n_predictions} predicted, {text_name}; {result.dtype} on {result.device}",
         f"full model: {result.loss:.4g} nats/token, perplexity {result.perplexity:.4g}; ± over {result.samples} (bootstrap)",
         "",

@@ -1,0 +1,141 @@
+"""Options that every measurement of a checkpoint shares, and what they are turned into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.checkpoint import Checkpoint
+
+__all__ = [
+    "BatchSize",
+    "CheckpointName",
+    "Device",
+    "Dtype",
+    "SequenceLength",
+    "TextSource",
+    "TokenCount",
+    "batch_progress",
+    "check_sizes",
+    "headline",
+    "torch_device",
+    "torch_dtype",
+]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+CheckpointName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="Folder with safetensors, .safetensors or .gguf file, 'smollm2', a folder saved by keel, or a hub id.",
+        show_default=False,
+    ),
+]
+TextSource = Annotated[
+    str | None, typer.Option("--text", help="Text file, or - for standard input. [default: prose of the standard library]")
+]
+TokenCount = Annotated[int, typer.Option("--tokens", help="Tokens to read in all.")]
+SequenceLength = Annotated[
+    int | None, typer.Option("--seq-len", help="Tokens per sequence. [default: 512, or the model's context if shorter]")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences per batch; one gradient per batch.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help=f"{', '.join(_DTYPES)}. [default: as stored; float32 for GGUF]")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+
+
+class _Sized(Protocol):
+    """A result that knows the model it is about."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def n_blocks(self) -> int: ...
+    @property
+    def n_sublayers(self) -> int: ...
+    @property
+    def n_parameters(self) -> int: ...
+
+
+def check_sizes(tokens: int, seq_len: int | None, batch_size: int) -> None:
+    """Refuse sizes that leave nothing to measure.
+
+    Args:
+        tokens: to read in all.
+        seq_len: tokens per sequence; None for the default.
+        batch_size: sequences per batch.
+
+    Raises:
+        BadParameter: naming the option.
+    """
+    for name, value, least in (("--tokens", tokens, 2), ("--seq-len", seq_len, 2), ("--batch-size", batch_size, 1)):
+        if value is not None and value < least:
+            raise typer.BadParameter(f"must be at least {least}, got {value}", param_hint=name)
+
+
+def torch_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype of that name; None stays None.
+
+    Raises:
+        BadParameter: if it is not one of those offered.
+    """
+    import torch
+
+    if name is None:
+        return None
+    if name not in _DTYPES:
+        raise typer.BadParameter(f"unknown dtype '{name}'; known: {', '.join(_DTYPES)}", param_hint="--dtype")
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of that name, once it has held a tensor.
+
+    Raises:
+        BadParameter: if it cannot.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise typer.BadParameter(
+            f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
+        ) from error
+    return device
+
+
+@contextmanager
+def batch_progress(n_batches: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("forward + backward"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=n_batches)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def headline(result: _Sized, loaded: Checkpoint) -> str:
+    """Name, family and size of the model that a result is about."""
+    source = Path(str(loaded.source)).name
+    depth = f"{result.n_blocks} blocks / {result.n_sublayers} sub-layers"
+    return f"{source} ({result.family}, {depth}, {result.n_parameters / 1e6:,.1f} M parameters)"
