@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from probes.judgement import Judgement
     from probes.run_folder import StepRecord
 
-__all__ = ["COLUMNS", "Judged", "judge_again", "results_frame", "seed_table", "status_rows"]
+__all__ = ["COLUMNS", "Judged", "judge_again", "origins", "results_frame", "seed_table", "status_rows"]
 
 COLUMNS = (
     "trial",
@@ -185,6 +185,35 @@ def _reference(trial: Trial, scheme: str, finished: Iterable[TrialFolder]) -> Se
                 )
             return records
     raise SweepError(f"no finished trial of scheme '{scheme}' is a reference for {trial.label}")
+
+
+def origins(folders: Iterable[TrialFolder]) -> dict[str, list[Any]]:
+    """Where the finished trials come from: every version, commit, platform, thread count and text among them, ready for JSON.
+
+    Args:
+        folders: of the trials.
+
+    Returns:
+        Distinct values by name; one value where all agree.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        result = folder.result
+        if result is None:
+            continue
+        for name, value in _origin(result["training"]):
+            found.setdefault(name, {})[str(value)] = value
+    return {name: [values[key] for key in sorted(values)] for name, values in found.items()}
+
+
+def _origin(training: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    known, corpus = training["provenance"], training["corpus"]
+    yield from ((name, known[name]) for name in ("commit", "platform"))
+    yield from ((f"{package} version", version) for package, version in known["versions"].items() if version)
+    yield from (("threads", session["threads"]) for session in training["sessions"])
+    yield from (
+        (f"text {name}", corpus[name]) for name in ("content_hash", "n_train_tokens", "unigram_entropy", "python_stdlib")
+    )
 
 
 def seed_table(frame: pd.DataFrame) -> list[dict[str, Any]]:

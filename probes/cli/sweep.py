@@ -171,7 +171,13 @@ def results(
     folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the frame as JSON records.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the frame to this .csv or .parquet file.", show_default=False)
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write the frame to this .csv or .parquet file, and beside it a .json that says where it comes from.",
+            show_default=False,
+        ),
     ] = None,
     rejudge: Annotated[bool, typer.Option("--rejudge", help="Judge the recorded losses again, by the present judge.")] = False,
     reference: Annotated[
@@ -193,8 +199,9 @@ def results(
 
     from probes.cli import _tables
     from probes.cli._frames import write_frame
+    from probes.cli._io import emit
     from probes.sweep_folder import SweepFolder
-    from probes.sweep_results import judge_again, results_frame, seed_table
+    from probes.sweep_results import judge_again, origins, results_frame, seed_table
     from probes.trial import SweepError
 
     name, folders = SweepFolder(folder).read()
@@ -204,6 +211,8 @@ def results(
         raise SweepError(f"no trial of {name} in {folder} is finished yet; keel sweep status {folder} shows its progress")
     if output is not None:
         write_frame(frame, output)
+        about = {"sweep": name, "trials": len(folders), "finished": frame["trial"].nunique(), "judged_again": anew is not None}
+        emit(_tables.as_json({**about, "reference": reference, "origins": origins(folders)}), output.with_suffix(".json"))
         print(f"{frame['trial'].nunique()} of {len(folders)} trials in {output}", file=sys.stderr)
     if as_json:
         print(_tables.as_json(json.loads(frame.to_json(orient="records"))))

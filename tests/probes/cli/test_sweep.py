@@ -91,6 +91,10 @@ def test_it_runs_tells_and_skips_what_is_finished(file, tmp_path, monkeypatch, c
     frame = pd.read_parquet(tmp_path / "a.parquet")
     assert len(frame) == 10
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv"), pd.read_csv(io.StringIO(frame.to_csv(index=False))))
+    beside = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert (beside["sweep"], beside["finished"], beside["judged_again"]) == ("small", 2, False)
+    assert beside["origins"]["threads"] == [1]
+    assert len(beside["origins"]["text content_hash"]) == 1
     assert [row["trial"] for row in json.loads(printed)] == frame["trial"].tolist()
 
 
