@@ -56,7 +56,8 @@ def _linear(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -
     weight_VD, bias_V = head.linear.weight, getattr(head.linear, "bias", None)
     assert isinstance(weight_VD, Tensor)
     wide = _wide(hidden_ND.dtype)
-    partition_N = torch.full(targets_N.shape, -torch.inf, dtype=wide, device=hidden_ND.device)
+    exact = wide if hidden_ND.device.type == "mps" else torch.float64  # so that many tiles add no rounding
+    partition_N = torch.full(targets_N.shape, -torch.inf, dtype=exact, device=hidden_ND.device)
     target_N = torch.zeros_like(partition_N)
     width = max(1, tile_bytes // (4 * len(targets_N)))
     for start in range(0, len(weight_VD), width):
@@ -67,9 +68,9 @@ def _linear(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -
         logits_NV = logits_NV.to(wide)
         inside = (targets_N >= start) & (targets_N < stop)
         here = logits_NV.gather(1, (targets_N - start).clamp(0, stop - start - 1)[:, None]).squeeze(1)
-        target_N = torch.where(inside, here, target_N)
-        partition_N = torch.logaddexp(partition_N, logits_NV.logsumexp(dim=1))
-    return partition_N - target_N
+        target_N = torch.where(inside, here.to(exact), target_N)
+        partition_N = torch.logaddexp(partition_N, logits_NV.logsumexp(dim=1).to(exact))
+    return (partition_N - target_N).to(wide)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
