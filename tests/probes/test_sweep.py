@@ -264,7 +264,17 @@ def test_two_trials_in_processes_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_killed_by_sigkill_goes_on_and_ends_bit_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "expected_events"),
+    [
+        (signal.SIGKILL, ["started", "failed", "resumed", "finished"]),
+        (signal.SIGTERM, ["started", "interrupted", "resumed", "finished"]),
+        (signal.SIGUSR2, ["started", "finished"]),  # submitit's signal of preemption: the job queues itself again
+    ],
+)
+def test_a_trial_that_is_struck_in_the_middle_goes_on_and_ends_bit_equal(
+    tmp_path: Path, number: signal.Signals, expected_events: list[str]
+) -> None:
     trial = one_trial(training={"steps": 400, "batch_size": 2, "seq_len": 16}, early_stop=False, peaks=[0.002])
     sweep = small_sweep(
         schemes=["keel"], training={"steps": 400, "batch_size": 2, "seq_len": 16}, early_stop=False, peaks=[0.002]
@@ -277,7 +287,7 @@ def test_a_trial_killed_by_sigkill_goes_on_and_ends_bit_equal(tmp_path: Path) ->
         assert folder.job is not None
         watcher = folder.job["job_id"]
         (child,) = Path(f"/proc/{watcher}/task/{watcher}/children").read_text(encoding="ascii").split()
-        os.kill(int(child), signal.SIGKILL)
+        os.kill(int(child), number)
 
     thread = threading.Thread(target=strike, daemon=True)
     thread.start()
@@ -285,7 +295,7 @@ def test_a_trial_killed_by_sigkill_goes_on_and_ends_bit_equal(tmp_path: Path) ->
     counts = run_sweep(sweep, tmp_path / "sweep", RunOptions(jobs=1, save_seconds=0.1), on_event=events.append)
     thread.join(timeout=1)
     assert counts == {TrialState.FINISHED: 1}
-    assert [event.what for event in events] == ["started", "failed", "resumed", "finished"]
+    assert [event.what for event in events] == expected_events
     result = folder.result
     assert result is not None
     _, second = result["training"]["sessions"]

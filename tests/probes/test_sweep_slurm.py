@@ -66,6 +66,12 @@ def _requeue(folder: TrialFolder) -> None:
     subprocess.run(["scontrol", "requeue", folder.job["job_id"]], check=True)
 
 
+def _preempt(folder: TrialFolder) -> None:
+    """Send what submitit asks Slurm to send before a job is preempted or out of time."""
+    assert folder.job is not None
+    subprocess.run(["scancel", "--signal=USR2", folder.job["job_id"]], check=True)
+
+
 def _kill(folder: TrialFolder) -> None:
     """SIGKILL to the process that trains, and to nothing else."""
     assert folder.job is not None
@@ -101,7 +107,7 @@ def test_a_sweep_of_two_schemes_comes_back_from_the_queue(cluster: Path, tmp_pat
     assert len({job["job_id"] for job in jobs if job}) == 2
 
 
-@pytest.mark.parametrize("strike", [_requeue, _kill], ids=["scontrol requeue", "SIGKILL"])
+@pytest.mark.parametrize("strike", [_requeue, _preempt, _kill], ids=["scontrol requeue", "preemption", "SIGKILL"])
 def test_a_trial_that_is_struck_in_the_middle_ends_with_the_same_numbers(
     cluster: Path, tmp_path: Path, strike: Callable[[TrialFolder], None]
 ) -> None:
