@@ -49,6 +49,7 @@ check: lint types test
 # the tools to compare with live in an environment of their own; the toolkit never needs them
 bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/grad_norm.py
+	.venv-bench/bin/python benchmarks/layer_removal.py
 
 .venv-bench/.installed: pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
