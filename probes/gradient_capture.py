@@ -27,7 +27,7 @@ from probes.norms import l2_norm
 from probes.taps import input_of, stream_of
 from probes.text import IGNORED, TokenBatch
 
-__all__ = ["Capture", "capture"]
+__all__ = ["Capture", "StreamReader", "capture", "scatter_predicted", "tapped"]
 
 
 @dataclass(slots=True)
@@ -71,20 +71,20 @@ def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capt
         The readings. All hooks are gone and all gradients released, also after an exception.
     """
     result = Capture()
-    stream = _StreamReader(layout, result, len(batch.inputs))
+    stream = StreamReader(layout, result, len(batch.inputs))
     parameters = _ParameterReader(model, layout, result)
     try:
         with ExitStack() as stack:
             stack.enter_context(parameters.reading())
             with torch.enable_grad():
-                with _tapped(model, stream.taps()):
+                with tapped(model, stream.taps()):
                     hidden_BTD = layout.head.backbone(batch.inputs)
                 release_free_memory()  # the peak is here: activations of all blocks, and the head on top
                 result.n_stream_entries = hidden_BTD.numel()
                 head = _head_gradient(layout, hidden_BTD, batch, parameters.shared_rows(batch.inputs))
                 parameters.take_head(head)
                 result.loss = head.loss
-                hidden_BTD.backward(_scatter(head.hidden, hidden_BTD, batch))  # type: ignore[no-untyped-call]
+                hidden_BTD.backward(scatter_predicted(head.hidden, hidden_BTD, batch))  # type: ignore[no-untyped-call]
             parameters.take_rest()
     finally:
         for parameter in model.parameters():
@@ -98,7 +98,7 @@ def _head_gradient(layout: ResidualLayout, hidden_BTD: Tensor, batch: TokenBatch
     return head_gradient(layout.head, flat_ND[predicted], batch.targets.reshape(-1)[predicted], shared_rows=shared_rows)
 
 
-def _scatter(gradient_ND: Tensor, hidden_BTD: Tensor, batch: TokenBatch) -> Tensor:
+def scatter_predicted(gradient_ND: Tensor, hidden_BTD: Tensor, batch: TokenBatch) -> Tensor:
     """The gradient at the predicted positions, zero elsewhere, in the shape of the hidden state."""
     whole = torch.zeros_like(hidden_BTD).reshape(-1, hidden_BTD.shape[-1])
     whole[(batch.targets != IGNORED).reshape(-1)] = gradient_ND
@@ -106,7 +106,7 @@ def _scatter(gradient_ND: Tensor, hidden_BTD: Tensor, batch: TokenBatch) -> Tens
 
 
 @contextmanager
-def _tapped(model: nn.Module, taps: Mapping[Tap, Callable[[Tensor], None]]) -> Iterator[None]:
+def tapped(model: nn.Module, taps: Mapping[Tap, Callable[[Tensor], None]]) -> Iterator[None]:
     """Call each function with its tensor during the forward pass; every hook is removed at the end, whatever happens."""
     with ExitStack() as stack:
         for tap, read in taps.items():
@@ -144,8 +144,21 @@ def _token_cosine(stream: Tensor, n_sequences: int) -> Tensor:
     return ((total_BD.double().square().sum(-1) - n) / (n * (n - 1))).mean() if n > 1 else total_BD.new_tensor(math.nan)
 
 
-class _StreamReader:
-    """Reads the stream at every boundary, forward and backward, and carries the shortcut-only gradient down."""
+class StreamReader:
+    """Reads the stream at every boundary, forward and backward, and carries the shortcut-only gradient down.
+
+    Gradients must arrive from the last boundary to the first, in one backward pass or in one per block.
+
+    Args:
+        layout: where the stream is.
+        result: takes the readings.
+        n_sequences: of the batch.
+
+    Attributes:
+        shortcut: the shortcut-only gradient at the boundary reached last.
+        held_stream: boundary index -> stream that its sub-layer's shortcut Jacobian is taken at.
+        held_branch: sub-layer index -> branch there.
+    """
 
     def __init__(self, layout: ResidualLayout, result: Capture, n_sequences: int) -> None:
         self.layout, self.result, self.n_sequences = layout, result, n_sequences
@@ -157,6 +170,7 @@ class _StreamReader:
         self.shortcut: Tensor | None = None
 
     def taps(self) -> dict[Tap, Callable[[Tensor], None]]:
+        """What is to be called with the tensor of each tap in the forward pass."""
         readers: dict[Tap, list[Callable[[Tensor], None]]] = {}
         for i, boundary in enumerate(self.layout.boundaries):
             readers.setdefault(boundary.tap, []).append(partial(self._read_stream, i))

@@ -9,7 +9,7 @@ The loss is the mean over the predicted tokens of a batch, in nats per token; al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from probes.norms import combine_norms, l2_norm
 from probes.preserve import eager, preserved, unwrapped
 from probes.text import IGNORED, TokenBatch
 
-__all__ = ["measure_gradient_norms"]
+__all__ = ["as_batch", "measure_gradient_norms", "summarise"]
 
 _NARROW_STREAM_SCALE = 64.0
 """Shortcut scale from which a stream of 8 bits loses a third of the coordinates of a typical branch."""
@@ -80,7 +80,7 @@ def measure_gradient_norms(
     captures: list[Capture] = []
     n_tokens, shape = 0, (0, 0)
     with eager(), preserved(model):
-        for batch in map(_as_batch, batches):
+        for batch in map(as_batch, batches):
             if batch.n_predictions == 0:
                 raise ValueError(f"batch {len(captures)} predicts no token: all its targets are {IGNORED}")
             captures.append(_on_host(capture(model, layout, batch.to(device))))
@@ -90,7 +90,31 @@ def measure_gradient_norms(
                 on_batch(len(captures))
     if not captures:
         raise ValueError("no batch to measure on")
-    return _Summary(model, layout, captures).result(n_tokens, shape)
+    return summarise(model, layout, captures, n_tokens, shape, device=str(device))
+
+
+def summarise(
+    model: nn.Module,
+    layout: ResidualLayout,
+    captures: Sequence[Capture],
+    n_tokens: int,
+    shape: tuple[int, int],
+    *,
+    device: str,
+    weight_norms: Mapping[nn.Parameter, float] | None = None,
+) -> GradientNorms:
+    """The result of the captures of all batches, on the host.
+
+    Args:
+        model: its parameters are the captures' keys.
+        layout: of the model.
+        captures: one per batch.
+        n_tokens: read in all.
+        shape: sequences and tokens of the largest batch.
+        device: where it ran.
+        weight_norms: norms of parameters that are not in memory; the others' are measured.
+    """
+    return _Summary(model, layout, captures, weight_norms or {}).result(n_tokens, shape, device)
 
 
 def _find_layout(model: nn.Module) -> ResidualLayout:
@@ -101,7 +125,8 @@ def _find_layout(model: nn.Module) -> ResidualLayout:
     return describe_model(model)
 
 
-def _as_batch(batch: TokenBatch | Tensor) -> TokenBatch:
+def as_batch(batch: TokenBatch | Tensor) -> TokenBatch:
+    """A batch as it is; bare token ids as next-token prediction."""
     if isinstance(batch, TokenBatch):
         return batch
     targets = torch.full_like(batch, IGNORED)
@@ -131,15 +156,21 @@ def _on_host(result: Capture) -> Capture:
 class _Summary:
     """Means over batches, by boundary, sub-layer and part of the model."""
 
-    def __init__(self, model: nn.Module, layout: ResidualLayout, captures: Sequence[Capture]) -> None:
-        self.model, self.layout, self.captures = model, layout, captures
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: ResidualLayout,
+        captures: Sequence[Capture],
+        weight_norms: Mapping[nn.Parameter, float],
+    ) -> None:
+        self.model, self.layout, self.captures, self.weight_norms = model, layout, captures, weight_norms
         self.names: dict[nn.Parameter, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.names.setdefault(parameter, []).append(name)
         self.claimed: set[nn.Parameter] = set()
         self.dtype = next(model.parameters()).dtype
 
-    def result(self, n_tokens: int, shape: tuple[int, int]) -> GradientNorms:
+    def result(self, n_tokens: int, shape: tuple[int, int], device: str) -> GradientNorms:
         layout = self.layout
         embedding = self._part("embedding", layout.embedding_modules)
         sublayers = tuple(self._sublayer(i, sublayer) for i, sublayer in enumerate(layout.sublayers))
@@ -152,7 +183,7 @@ class _Summary:
             n_blocks=layout.n_blocks,
             n_parameters=sum(parameter.numel() for parameter in self.names),
             dtype=str(self.dtype).removeprefix("torch."),
-            device=str(next(self.model.parameters()).device),
+            device=device,
             loss=self._estimate([float(c.loss) for c in self.captures]),
             n_batches=len(self.captures),
             n_tokens=n_tokens,
@@ -230,7 +261,7 @@ class _Summary:
             name=names[0],
             also_named=tuple(names[1:]),
             n_entries=parameter.numel(),
-            weight_norm=float(l2_norm(parameter)),
+            weight_norm=norm if (norm := self.weight_norms.get(parameter)) is not None else float(l2_norm(parameter)),
             grad_norm=self._estimate(values, parameter.numel()),
             per_batch=tuple(values),
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,13 +96,13 @@ class _LinearHead:
     """Logits that are one linear map, capped or not, tile by tile."""
 
     def __init__(self, linear: nn.Module, hidden_ND: Tensor, targets_N: Tensor, softcap: float | None, tile_bytes: int) -> None:
-        weight, bias = linear.weight, getattr(linear, "bias", None)
-        assert isinstance(weight, nn.Parameter)
+        weight: Any = linear.weight  # a parameter, or rows that are read when they are sliced
+        bias = getattr(linear, "bias", None)
         assert bias is None or isinstance(bias, nn.Parameter)
         self.weight_VD, self.bias_V, self.softcap = weight, bias, softcap
         self.hidden_ND, self.targets_N = hidden_ND, targets_N
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
-        width = max(1, tile_bytes // (len(hidden_ND) * self.wide.itemsize))
+        width = min(max(1, tile_bytes // (len(hidden_ND) * self.wide.itemsize)), getattr(weight, "rows_at_once", len(weight)))
         vocabulary = len(weight)
         self.tiles = [(start, min(start + width, vocabulary)) for start in range(0, vocabulary, width)]
 

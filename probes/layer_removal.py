@@ -13,7 +13,7 @@ Source: Chen & Wei 2026, arXiv:2601.19895, appendix A (ΔPPL of removing each la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ from probes.paired_bootstrap import LossDifferences, paired_differences
 from probes.preserve import eager, preserved, unwrapped
 from probes.removal_estimates import ESTIMATES, RemovalEstimates, estimate_removals
 from probes.removal_result import LayerRemoval, UnitCost, cheap_units
-from probes.removal_sweep import removal_losses
+from probes.removal_sweep import SweepKeeper, removal_losses
 from probes.removal_units import Unit, UnitKind, joint_unit, removal_units
 from probes.text import IGNORED, TokenBatch
 
@@ -52,6 +52,7 @@ class _Limits:
     spill_folder: Path | None
     tokens_per_call: int | None
     together: bool
+    keeper: SweepKeeper | None = None
 
 
 def measure_layer_removal(
@@ -70,6 +71,8 @@ def measure_layer_removal(
     spill_folder: Path | None = None,
     tokens_per_call: int | None = None,
     resident: Resident | None = None,
+    device: torch.device | None = None,
+    keeper: SweepKeeper | None = None,
     n_resamples: int = 2000,
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -94,6 +97,8 @@ def measure_layer_removal(
         tokens_per_call: tokens that go through a block at once.
         resident: puts the weights of modules in place where they are not all in memory. All batches are then carried
             through each block together, and blocks are not checked against the model's own forward pass.
+        device: where the model computes; its first parameter's by default.
+        keeper: keeps the exact sweep on disk, for a run that can be interrupted; with ``resident`` alone.
         n_resamples: of the bootstrap.
         seed: of the bootstrap.
         on_progress: called with a stage, its steps done and its steps in all.
@@ -122,18 +127,19 @@ def measure_layer_removal(
     layout = layout if layout is not None else describe_model(model)
     units, kind = removal_units(layout, unit, span), UnitKind(unit)
     named = (joint_unit(layout, kind, remove),) if remove else ()
-    device = next(model.parameters()).device
+    device = next(model.parameters()).device if device is None else device
     data = [batch.to(device) for batch in batches]
     samples = _Samples(data, documents)
     runner = BlockRunner(model, layout, resident=resident or always_resident)
     limits = _Limits(
         max_memory=max_memory, spill_folder=spill_folder, tokens_per_call=tokens_per_call, together=resident is not None
     )
+    exact = replace(limits, keeper=keeper)
     report = on_progress or (lambda *_: None)
     with eager(), preserved(model):
         if resident is None:
             runner.check(data[0].inputs)
-        sums = _summed_losses(runner, data, samples, (*units, *named), limits, partial(report, "exact"))
+        sums = _summed_losses(runner, data, samples, (*units, *named), exact, partial(report, "exact"))
         differences = paired_differences(sums, samples.counts, n_resamples=n_resamples, seed=seed)
         cheap_numbers = None
         if estimates:
@@ -233,6 +239,7 @@ def _summed_losses(
             max_memory=limits.max_memory,
             spill_folder=limits.spill_folder,
             tokens_per_call=limits.tokens_per_call,
+            keeper=limits.keeper,
             on_block=partial(_report_block, report, done * runner.layout.n_blocks, total),
         )
         for i, losses_VN in zip(group, losses, strict=True):

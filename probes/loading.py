@@ -21,7 +21,21 @@ from probes.families import SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
 from probes.weight_files import WeightFiles
 
-__all__ = ["Loaded", "gguf_parsed_once", "load_gguf", "load_safetensors", "quietly"]
+__all__ = [
+    "Loaded",
+    "check_complete",
+    "folder_config",
+    "gguf_config",
+    "gguf_parsed_once",
+    "gguf_warnings",
+    "language_model_class",
+    "load_gguf",
+    "load_safetensors",
+    "model_options",
+    "quietly",
+    "stale_duplicate",
+    "unused_tensors",
+]
 
 _ROPE_FACTORS = "rope_freqs.weight"
 # Blocks of the 27B models, whose attention llama.cpp scales by width / heads where the others take the head's width.
@@ -100,13 +114,8 @@ def load_safetensors(folder: Path, files: WeightFiles, dtype: torch.dtype) -> Lo
         CheckpointError: if a parameter has no tensor, or one of another shape.
         UnsupportedModelError: if ``transformers`` has no language model of this family.
     """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # a configuration of the right form with values the family refuses
-        raise CheckpointError(f"config.json in {folder} is refused by transformers: {error}") from error
-    model_class = _model_class(config)
+    config = folder_config(folder)
+    model_class = language_model_class(config)
     with contextlib.ExitStack() as stack:
         tensors = {
             name: tensor for path in files.files for name, tensor in _tensors(stack, path) if files.tensors[name].file == path
@@ -114,12 +123,12 @@ def load_safetensors(folder: Path, files: WeightFiles, dtype: torch.dtype) -> Lo
         noticed = _drop_stale_duplicates(model_class, config, tensors)
         try:
             model, info = model_class.from_pretrained(
-                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, **_options(dtype)
+                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, **model_options(dtype)
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"the weights in {folder} do not fit its config.json: {error}") from error
-    _check_complete(folder, info, config)
-    return Loaded(model, noticed + _unused(info["unexpected_keys"]))
+    check_complete(folder, info, config)
+    return Loaded(model, noticed + unused_tensors(info["unexpected_keys"]))
 
 
 def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
@@ -136,32 +145,55 @@ def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
         CheckpointError: if a parameter has no tensor in the file.
         UnsupportedModelError: if its architecture cannot be read.
     """
+    folder, name, config = file.path.parent, file.path.name, gguf_config(file)
+    try:
+        model, info = language_model_class(config).from_pretrained(
+            folder, gguf_file=name, config=config, dtype=dtype, output_loading_info=True, **model_options(dtype)
+        )
+    except (ImportError, RuntimeError, ValueError, KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{file.path} cannot be loaded: {error}") from error
+    check_complete(file.path, info, config)
+    return Loaded(model, gguf_warnings(file, config, model))
+
+
+def folder_config(folder: Path) -> Any:
+    """The configuration of a family of ``transformers``.
+
+    Raises:
+        CheckpointError: if the family refuses its values.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # a configuration of the right form with values the family refuses
+        raise CheckpointError(f"config.json in {folder} is refused by transformers: {error}") from error
+
+
+def gguf_config(file: GgufFile) -> Any:
+    """The configuration in a GGUF file, completed by what the file states or implies.
+
+    Raises:
+        UnsupportedModelError: if its architecture cannot be read.
+    """
     from transformers import AutoConfig
 
     if file.setting("expert_count") and file.architecture == "llama":
         raise UnsupportedModelError(f"{file.path} is a mixture of experts of architecture 'llama'; use its safetensors")
-    folder, name = file.path.parent, file.path.name
     try:
-        config = AutoConfig.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name, trust_remote_code=False)
     except Exception as error:  # an unknown architecture is a ValueError, a half-known one a KeyError
         raise UnsupportedModelError(f"{file.path}: GGUF architecture '{file.architecture}' cannot be read: {error}") from error
     _complete_config(config, file)
-    try:
-        model, info = _model_class(config).from_pretrained(
-            folder, gguf_file=name, config=config, dtype=dtype, output_loading_info=True, **_options(dtype)
-        )
-    except (ImportError, RuntimeError, ValueError, KeyError, NotImplementedError) as error:
-        raise CheckpointError(f"{file.path} cannot be loaded: {error}") from error
-    _check_complete(file.path, info, config)
-    return Loaded(model, _gguf_warnings(file, config, model))
+    return config
 
 
-def _options(dtype: torch.dtype) -> dict[str, Any]:
+def model_options(dtype: torch.dtype) -> dict[str, Any]:
     """Shapes that do not fit are reported by name below; the grouped product of experts does not exist in float64."""
     return {"ignore_mismatched_sizes": True} | ({"experts_implementation": "eager"} if dtype is torch.float64 else {})
 
 
-def _model_class(config: Any) -> Any:
+def language_model_class(config: Any) -> Any:
     """The language model of a family: masked for an encoder, causal otherwise."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
@@ -198,14 +230,19 @@ def _drop_stale_duplicates(model_class: Any, config: Any, tensors: dict[str, Ten
         if duplicate in tensors and kept in tensors:
             second = tensors.pop(duplicate)
             if not torch.equal(second, tensors[kept]):
-                noticed.append(
-                    f"config.json ties '{duplicate}' to '{kept}', but the file holds a different one: it is stale and not used "
-                    "(set tie_word_embeddings to false in config.json if it is meant)"
-                )
+                noticed.append(stale_duplicate(duplicate, kept))
     return tuple(noticed)
 
 
-def _check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
+def stale_duplicate(duplicate: str, kept: str) -> str:
+    """The warning for a tied weight that the file holds twice, with different values."""
+    return (
+        f"config.json ties '{duplicate}' to '{kept}', but the file holds a different one: it is stale and not used "
+        "(set tie_word_embeddings to false in config.json if it is meant)"
+    )
+
+
+def check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
     """Refuse a model of which any parameter would keep its random initial value."""
     for name, stored, expected in sorted(info["mismatched_keys"]):
         raise CheckpointError(
@@ -220,7 +257,8 @@ def _check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
         raise CheckpointError(f"{place} lacks tensor '{missing[0]}'{more}{tie if missing[0].startswith('lm_head') else ''}")
 
 
-def _unused(names: Iterable[str]) -> tuple[str, ...]:
+def unused_tensors(names: Iterable[str]) -> tuple[str, ...]:
+    """The warning for tensors that the model does not use, if there are any."""
     unused = sorted(names)
     if not unused:
         return ()
@@ -241,7 +279,8 @@ def _complete_config(config: Any, file: GgufFile) -> None:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if wide else config.head_dim
 
 
-def _gguf_warnings(file: GgufFile, config: Any, model: nn.Module) -> tuple[str, ...]:
+def gguf_warnings(file: GgufFile, config: Any, model: nn.Module) -> tuple[str, ...]:
+    """What a reader of numbers from this file should know."""
     rope: object = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     scaled = file.setting("rope.scaling.type") not in {None, "none"} or _ROPE_FACTORS in file.tensors
     noticed = []

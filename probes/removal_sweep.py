@@ -11,7 +11,9 @@ Shape suffixes: V variants and the intact model, B sequences, T tokens, D width,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,10 +23,29 @@ from probes.stream_store import StreamStore
 from probes.text import IGNORED, TokenBatch
 from probes.token_losses import token_losses
 
-__all__ = ["removal_losses"]
+__all__ = ["StreamTable", "SweepKeeper", "removal_losses"]
 
 _TOKENS_PER_CALL = {"cpu": 1024, "cuda": 16384}
 """Large enough for efficient products, small enough for the activations to stay in the cache (CPU) or in memory (GPU)."""
+
+
+class StreamTable(Protocol):
+    """Streams of each batch, shape (n_streams, B, T, D), by the batch's index: views to read and write."""
+
+    def __getitem__(self, batch: int, /) -> Tensor: ...
+
+
+class SweepKeeper(Protocol):
+    """Keeps a sweep on disk, so that it can go on after an interruption."""
+
+    def open(self, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> tuple[StreamTable, int]:
+        """The streams, and the number of blocks that they have passed already."""
+
+    def before_block(self, streams: StreamTable, n_batches: int, n_alive: int) -> None:
+        """Called before a block changes the first ``n_alive`` streams of each batch in place."""
+
+    def after_block(self) -> None:
+        """Called when all streams have passed it."""
 
 
 @torch.no_grad()
@@ -37,6 +58,7 @@ def removal_losses(
     spill_folder: Path | None = None,
     tokens_per_call: int | None = None,
     on_block: Callable[[int], None] | None = None,
+    keeper: SweepKeeper | None = None,
 ) -> list[Tensor]:
     """Losses of the intact model and of every variant.
 
@@ -50,6 +72,7 @@ def removal_losses(
         spill_folder: where they go then.
         tokens_per_call: tokens that go through a block at once, at least one variant of a batch.
         on_block: called with the number of blocks done.
+        keeper: holds the streams instead, on disk.
 
     Returns:
         Per batch, nats of each predicted token, shape (1 + len(removals), N), on the CPU: row 0 is the intact model, row
@@ -59,15 +82,26 @@ def removal_losses(
     sweep = _Sweep(runner, removals, tokens_per_call)
     first = entries[0].stream_BTD
     shapes = [tuple(entry.stream_BTD.shape) for entry in entries]
-    with StreamStore(
-        shapes, 1 + len(removals), dtype=first.dtype, device=first.device, max_memory=max_memory, folder=spill_folder
-    ) as store:
-        for i, entry in enumerate(entries):
+    done = 0
+    place: AbstractContextManager[StreamTable]
+    if keeper is None:
+        place = StreamStore(
+            shapes, 1 + len(removals), dtype=first.dtype, device=first.device, max_memory=max_memory, folder=spill_folder
+        )
+    else:
+        kept, done = keeper.open(shapes, 1 + len(removals), first.dtype)
+        place = nullcontext(kept)
+    with place as store:
+        for i, entry in enumerate(entries if done == 0 else ()):
             store[i][0] = entry.stream_BTD
-        for block in range(runner.layout.n_blocks):
+        for block in range(done, runner.layout.n_blocks):
+            if keeper is not None:
+                keeper.before_block(store, len(entries), sweep.n_alive(block))
             with runner.resident((runner.layout.blocks[block],)):
                 for i, entry in enumerate(entries):
                     sweep.advance(block, store[i], entry.calls, first.device)
+            if keeper is not None:
+                keeper.after_block()
             if on_block is not None:
                 on_block(block + 1)
         with runner.resident((*runner.tail_modules, *runner.layout.head.modules)):
@@ -84,6 +118,10 @@ class _Sweep:
         self.births = [-1, *(births[i] for i in self.order)]
         self.removals = [frozenset(), *(removals[i] for i in self.order)]
         self.tokens_per_call = tokens_per_call
+
+    def n_alive(self, block: int) -> int:
+        """Streams that exist before a block: the intact one, and every variant born earlier."""
+        return sum(birth < block for birth in self.births)
 
     def advance(self, block: int, streams_VBTD: Tensor, calls: Sequence[BlockCall], device: torch.device) -> None:
         """All living variants through one block, in place."""

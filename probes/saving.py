@@ -97,7 +97,7 @@ def load_model(folder: str | Path, *, compute_dtype: ComputeDtype | None = None)
         raise CheckpointError(f"{folder} holds no {_WEIGHTS}")
     try:
         with safe_open(path, framework="pt") as file:
-            _check_origin(file.metadata() or {}, stored, path)
+            check_origin(file.metadata() or {}, stored, path)
             _fill(model, file, path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
@@ -143,7 +143,12 @@ def parse_config(stored: Any, where: str) -> ModelConfig:
         raise CheckpointError(f"{where}: {error}") from error
 
 
-def _check_origin(metadata: Mapping[str, str], config: ModelConfig, path: Path) -> None:
+def check_origin(metadata: Mapping[str, str], config: ModelConfig, path: Path) -> None:
+    """Compare the configuration inside a weight file with the one beside it.
+
+    Raises:
+        CheckpointError: if they differ.
+    """
     saved = metadata.get(ModelConfig.model_type)
     if saved is None:  # written by transformers
         return

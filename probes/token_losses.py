@@ -5,6 +5,8 @@ Shapes: N predicted positions, V vocabulary, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,8 +55,8 @@ def _whole(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
 def _linear(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -> Tensor:
     """One linear map: tiles of the vocabulary, the softmax's denominator summed over them."""
     assert head.linear is not None
-    weight_VD, bias_V = head.linear.weight, getattr(head.linear, "bias", None)
-    assert isinstance(weight_VD, Tensor)
+    weight_VD: Any = head.linear.weight  # a parameter, or rows that are read when they are sliced
+    bias_V = getattr(head.linear, "bias", None)
     wide = _wide(hidden_ND.dtype)
     exact = wide if hidden_ND.device.type == "mps" else torch.float64  # so that many tiles add no rounding
     partition_N = torch.full(targets_N.shape, -torch.inf, dtype=exact, device=hidden_ND.device)

@@ -30,16 +30,23 @@ class StoredTensor:
         file: where it is.
         dtype: its type, as safetensors calls it.
         shape: its shape.
+        start: position of its first byte in the file.
     """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes it takes in the file."""
+        return self.size * _BITS[self.dtype] // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
             text = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    return _entries(path, _header(path, text), size - 8 - length)
+    return _entries(path, _header(path, text), 8 + length, size - 8 - length)
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _entries(path: Path, header: Mapping[str, Any], available: int) -> dict[str, StoredTensor]:
+def _entries(path: Path, header: Mapping[str, Any], data_start: int, available: int) -> dict[str, StoredTensor]:
     tensors, end = {}, 0
     for name, entry in header.items():
         try:
@@ -147,7 +154,7 @@ def _entries(path: Path, header: Mapping[str, Any], available: int) -> dict[str,
                 f"{path} is truncated: tensor '{name}' ends at byte {stop} of the data, the file holds {available}; "
                 "fetch the file again"
             )
-        tensors[name], end = StoredTensor(path, dtype, shape), max(end, stop)
+        tensors[name], end = StoredTensor(path, dtype, shape, data_start + start), max(end, stop)
     if end != available:
         raise CheckpointError(f"{path} has a corrupt header: it describes {end} bytes of data, the file holds {available}")
     return tensors

@@ -1,0 +1,191 @@
+"""What a long run leaves on disk, so that the same command goes on where it was stopped, with the same numbers.
+
+A folder named by a hash of everything that decides the result holds one line of results per finished step, the tensors that
+the next step needs, and the residual streams in files mapped into memory. A step counts once the tensors after it are in
+place: a run killed at any moment repeats at most one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probes.errors import OutputError
+
+__all__ = ["MappedStreams", "RunState", "open_run_state"]
+
+_RECORDS, _TENSORS, _DESCRIPTION, _LOCK = "steps.jsonl", "tensors.pt", "run.json", "lock"
+_KEY_LENGTH = 16
+_GB = 1e9
+
+
+class MappedStreams:
+    """Streams of several batches in one file; indexing gives a view to read and write, kept by the file.
+
+    Args:
+        path: the file; an existing one of the right size keeps its content.
+        shapes: (B, T, D) of each batch.
+        n_streams: streams per batch.
+        dtype: of the streams.
+
+    Raises:
+        OutputError: if the disk has no room, said before anything is computed.
+    """
+
+    def __init__(self, path: Path, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> None:
+        sizes = [n_streams * torch.Size(shape).numel() for shape in shapes]
+        n_bytes = max(1, sum(sizes)) * dtype.itemsize
+        if not path.exists() or path.stat().st_size != n_bytes:
+            _reserve(path, n_bytes)
+        flat = torch.from_file(str(path), shared=True, size=sum(sizes), dtype=dtype)
+        parts = torch.split(flat, sizes)
+        self._streams = [part.view(n_streams, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def __getitem__(self, batch: int) -> Tensor:
+        """Streams of a batch, shape (n_streams, B, T, D)."""
+        return self._streams[batch]
+
+
+def _reserve(path: Path, n_bytes: int) -> None:
+    """Make a file whose blocks are really there, so that no later write can fail for want of space."""
+    try:
+        if shutil.disk_usage(path.parent).free < n_bytes:
+            raise OSError("no space left")
+        with path.open("wb") as stream:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(stream.fileno(), 0, n_bytes)
+            else:
+                stream.truncate(n_bytes)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise OutputError(
+            f"the residual streams take {n_bytes / _GB:.3g} GB and do not fit into '{path.parent}' "
+            f"({error.strerror or error}); free some space, name a folder on another disk, or use fewer tokens"
+        ) from error
+
+
+class RunState:
+    """The steps of one run that are done.
+
+    Args:
+        folder: of this run alone; made if missing.
+
+    Attributes:
+        records: one per finished step, as they were given.
+        tensors: what the last finished step handed on; empty if none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.records: list[dict[str, Any]] = []
+        self.tensors: dict[str, Any] = {}
+        self._read()
+
+    @property
+    def n_steps(self) -> int:
+        """Number of finished steps."""
+        return len(self.records)
+
+    def streams(self, name: str, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> MappedStreams:
+        """Streams kept in a file of this run."""
+        return MappedStreams(self.folder / f"{name}.streams", shapes, n_streams, dtype)
+
+    def finish_step(self, record: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
+        """A step is done.
+
+        Args:
+            record: its results, as JSON has them.
+            tensors: what the next step needs: tensors, numbers, text, and lists and dictionaries of them.
+
+        Raises:
+            OutputError: if it cannot be written; the steps before it stay as they are.
+        """
+        handed_on = dict(tensors or {})
+        temporary = self.folder / f".{_TENSORS}"
+        try:
+            with (self.folder / _RECORDS).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(record) + "\n")
+            torch.save({"n_steps": self.n_steps + 1, "tensors": handed_on}, temporary)
+            temporary.replace(self.folder / _TENSORS)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise OutputError(
+                f"cannot write the state of the run into '{self.folder}': {reason}; the {self.n_steps} steps done so far are "
+                "kept there: free some space and run the same command again"
+            ) from error
+        self.records.append(dict(record))
+        self.tensors = handed_on
+
+    def remove(self) -> None:
+        """The run has ended well: nothing of it is needed any more."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> None:
+        path = self.folder / _TENSORS
+        if not path.exists():
+            (self.folder / _RECORDS).unlink(missing_ok=True)
+            return
+        try:
+            kept = torch.load(path, weights_only=True)
+            lines = (self.folder / _RECORDS).read_text(encoding="utf-8").splitlines()[: kept["n_steps"]]
+            self.records = [json.loads(line) for line in lines]
+        except Exception as error:  # whatever a damaged file raises: torch, zip, JSON, the operating system
+            raise OutputError(
+                f"the state of an earlier run in '{self.folder}' cannot be read ({error}); delete that folder to start anew"
+            ) from error
+        self.tensors = kept["tensors"]
+        whole = "".join(f"{line}\n" for line in lines)  # a line that was begun, or belongs to a step not handed on, goes
+        (self.folder / _RECORDS).write_text(whole, encoding="utf-8")
+
+
+@contextmanager
+def open_run_state(place: Path, description: Mapping[str, object]) -> Iterator[RunState]:
+    """The state of one run, new or left by an earlier one; removed when the body ends well, kept otherwise.
+
+    Args:
+        place: folder that holds such states; made if missing.
+        description: everything that decides the result; another description is another run.
+
+    Yields:
+        The state.
+
+    Raises:
+        OutputError: if the place cannot be written to, or another process is at the same run.
+    """
+    text = json.dumps(description, sort_keys=True, default=str)
+    folder = place / f".keel-run-{hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise OutputError(
+            f"cannot keep the state of the run in '{place}': {error.strerror}; name a folder you may write to"
+        ) from error
+    with lock:
+        _lock(lock.fileno(), folder)
+        state = RunState(folder)
+        yield state
+        state.remove()
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows: two runs at once are then not noticed
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise OutputError(f"another process is at the same run (its state is in '{folder}'); wait for it to end") from error
