@@ -368,7 +368,7 @@ class _Question:
         update = _scalars(spec, self.branch_variance, self.scaled_matrices)
         if spec.profile is ProfileKind.NONE or state.profile is None:
             return update
-        return replace(update, shortcut=math.sqrt(state.profile))
+        return update.with_shortcut(math.sqrt(state.profile))
 
 
 @lru_cache(maxsize=64)

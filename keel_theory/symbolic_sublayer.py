@@ -3,7 +3,6 @@ r"""The symbolic twins of :mod:`keel_theory.sublayer`: gains and the full Jacobi
 Importing this module loads SymPy.
 
 Example:
-    >>> from keel_theory.spec import NormKind, ResidualSpec
     >>> shortcut_gain(ResidualSpec(norm_out=NormKind.RMS))
     alpha*gamma_l1/sqrt(alpha**2*v + b**2*q*s**2*v)
     >>> shortcut_gain(ResidualSpec(norm_in=NormKind.RMS))
@@ -27,13 +26,18 @@ __all__ = ["SymbolicSublayer", "branch_gain", "numeric_values", "shortcut_gain",
 def shortcut_gain(spec: ResidualSpec) -> Any:
     """The shortcut gain as an expression in alpha, b, s, v, q, T and the weights; the numbers in the spec do not enter.
 
-    Status: exact as D grows.   Assumes and neglects: as the numeric twin.
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (14), (18).   Status: exact as D grows.
+    Assumes: as :func:`keel_theory.sublayer.shortcut_gain`, and neglects the same.
 
     Args:
         spec: which norms and which gate there are.
 
     Returns:
         The gain.
+
+    Example:
+        >>> shortcut_gain(ResidualSpec(norm_in=NormKind.RMS, norm_out=NormKind.RMS))
+        alpha*gamma_l1/sqrt(alpha**2*v + b**2*gamma_l2**2*q*s**2)
     """
     carry, _ = _gate(spec)
     kept = symbol("alpha") * carry
@@ -45,13 +49,18 @@ def shortcut_gain(spec: ResidualSpec) -> Any:
 def branch_gain(spec: ResidualSpec) -> Any:
     """The gain through the branch, as an expression in the same symbols and the norm of the branch's Jacobian.
 
-    Status: order of magnitude.   Assumes and neglects: as the numeric twin.
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eq. (27).   Status: order of magnitude.
+    Assumes: as :func:`keel_theory.sublayer.branch_gain`, and neglects the same.
 
     Args:
         spec: which norms and which gate there are.
 
     Returns:
         The gain.
+
+    Example:
+        >>> branch_gain(ResidualSpec(norm_in=NormKind.RMS)) # Pre-LN
+        J_F*b*gamma_l2*s/sqrt(v)
     """
     _, transform = _gate(spec)
     gain = symbol("branch_scale") * transform * symbol("branch_jacobian_norm") * symbol("input_scale")
@@ -79,12 +88,17 @@ def numeric_values(
         branch_variance: q.
         stream_variance: v.
         branch_jacobian_norm: norm of the branch's Jacobian.
-        weights: sizes of the norms' weights; None means one.
+        weights: of the norms; a vector enters by its root mean square; None means one.
 
     Returns:
         Symbol to value.
+
+    Example:
+        >>> post_ln = ResidualSpec(norm_out=NormKind.RMS)
+        >>> round(float(shortcut_gain(post_ln).subs(numeric_values(post_ln, branch_variance=3.0))), 12)
+        0.5
     """
-    sizes = weights or NormWeights()
+    sizes = (weights or NormWeights()).rms
     values = {
         "alpha": spec.shortcut_scale,
         "branch_scale": spec.branch_scale,
@@ -149,10 +163,12 @@ def _gate(spec: ResidualSpec) -> tuple[Any, Any]:
 
 
 def _raw_variance(spec: ResidualSpec) -> Any:
+    if spec.qkv_norm:
+        return symbol("branch_variance")
     read = symbol("branch_variance") * symbol("input_scale") ** 2
     if spec.norm_in is not NormKind.NONE:
         return read * symbol("weight_in") ** 2
-    return read if spec.qkv_norm else read * symbol("stream_variance")
+    return read * symbol("stream_variance")
 
 
 def _sum_variance(spec: ResidualSpec) -> Any:

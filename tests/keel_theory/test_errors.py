@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -39,3 +40,11 @@ def test_whole_numbers(value: float) -> None:
     assert require_at_least("depth", 1, 1) == 1
     with pytest.raises(DomainError, match=f"depth must be a whole number of at least 1, got {value}"):
         require_at_least("depth", value, 1)
+
+
+@pytest.mark.parametrize(
+    "require", [require_positive, require_non_negative, lambda name, value: require_at_least(name, value, 1)]
+)
+def test_a_whole_number_past_float64_is_refused(require: Callable[[str, int], float]) -> None:
+    with pytest.raises(DomainError, match=r"^depth .*past float64"):
+        require("depth", 10**400)
