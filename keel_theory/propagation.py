@@ -36,11 +36,12 @@ from itertools import chain, cycle, islice
 import numpy as np
 from scipy.special import digamma
 
-from keel_theory.errors import require_at_least, require_non_negative, require_positive
+from keel_theory.errors import DomainError, require_at_least, require_non_negative, require_positive
 from keel_theory.layer_norm import FloatArray, Normalisation
 from keel_theory.results import FiniteWidthProduct, MonteCarloProduct, ShortcutPropagation
 from keel_theory.spec import NormKind, ProfileKind, ResidualSpec, Scheme, SpecRun, alternating_kinds
-from keel_theory.sublayer import ScalarUpdate, scalar_update
+from keel_theory.stream_state import StreamState
+from keel_theory.sublayer import ScalarUpdate, log_one_plus_ratio, scalar_update
 
 __all__ = [
     "finite_width_product",
@@ -80,7 +81,7 @@ def uniform_log_product(alpha: float, n_sublayers: int, *, branch_variance: floa
     require_positive("alpha", alpha)
     require_at_least("n_sublayers", n_sublayers, 1)
     require_non_negative("branch_variance", branch_variance)
-    return -0.5 * n_sublayers * math.log1p(branch_variance / alpha**2)
+    return -0.5 * n_sublayers * log_one_plus_ratio(branch_variance, math.log(alpha))
 
 
 def shortcut_log_product(
@@ -115,10 +116,12 @@ def shortcut_log_product(
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
     runs = scheme.runs(n_sublayers)
-    state = _State(variance=stream_variance)
+    state = StreamState(variance=stream_variance)
     for i, run in enumerate(runs):
         normed_later = any(spec.norm_out is not NormKind.NONE for later in runs[i + 1 :] for spec in later.period)
         state = _advance(state, run, question, variance_needed=normed_later)
+    if not math.isfinite(state.log_product):
+        raise DomainError(f"the log of the product over {n_sublayers} sub-layers is past float64; take a smaller depth")
     return state.log_product
 
 
@@ -131,6 +134,8 @@ def shortcut_product(
     scaled_matrices: int = 0,
 ) -> float:
     """Product of all shortcut gains; 0 where it is below the smallest float64, so prefer the log.
+
+    Source: this module's text.   Status: exact as D grows.   Assumes: unit weights, eps = 0, x and f uncorrelated.
 
     Args:
         scheme: with its parameters.
@@ -169,6 +174,9 @@ def propagate_shortcut(
 ) -> ShortcutPropagation:
     """Every sub-layer's gain, scale and variances: the plain recursion, one sub-layer after the other.
 
+    Source: this module's text; :mod:`keel_theory.stream_state` is the recursion.   Status: exact as D grows.
+    Assumes: unit weights, eps = 0, x and f uncorrelated.
+
     Args:
         scheme: with its parameters.
         n_sublayers: attention and FFN counted separately, >= 1.
@@ -185,8 +193,8 @@ def propagate_shortcut(
         array([1., 2., 3., 4.])
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
-    state = _State(variance=stream_variance)
-    rows: list[tuple[float, float, float, bool]] = []
+    state = StreamState(variance=stream_variance)
+    rows: list[tuple[float, float, float, float, bool]] = []
     variances = [stream_variance]
     for spec in _specs(scheme, n_sublayers):
         update = question.update(spec, state)
@@ -194,19 +202,21 @@ def propagate_shortcut(
             (
                 update.log_gain(state.variance),
                 update.shortcut,
+                update.log_shortcut,
                 update.added_variance(state.variance),
                 update.norm_out is not None,
             )
         )
         state = state.after(update)
         variances.append(state.variance)
-    log_gains, scales, added, normalised = (np.array(column) for column in zip(*rows, strict=True))
+    log_gains, scales, log_scales, added, normalised = (np.array(column) for column in zip(*rows, strict=True))
     return ShortcutPropagation(
         scheme=scheme.name,
         n_sublayers=n_sublayers,
         branch_variance=branch_variance,
         log_gains=log_gains,
         shortcut_scales=scales,
+        log_shortcut_scales=log_scales,
         added_variances=added,
         stream_variances=np.array(variances),
         normalised=normalised,
@@ -254,7 +264,7 @@ def finite_width_product(
     )
     free = width - 1 if scheme.norm is NormKind.LAYER else width
     sums = _normalised_sums(trace, free / width)
-    mean = math.fsum(np.log(trace.shortcut_scales))
+    mean = math.fsum(trace.log_shortcut_scales)
     variance = 0.0
     for position, each in enumerate(sums):
         above = sums[position + 1] if position + 1 < len(sums) else None
@@ -277,7 +287,11 @@ def monte_carlo_product(
     """Measure the product: draw a stack of independent Gaussian branches, then backpropagate along the shortcut exactly.
 
     The branches are constants for the gradient, so what is measured is the shortcut alone, with the true normalisations
-    at the true sums. The input is a normalised Gaussian vector times √v; the gradient at the output is Gaussian.
+    at the true sums. The input is a normalised Gaussian vector times √v; the gradient at the output is Gaussian. The scales
+    A and the variances of the branches come from :func:`propagate_shortcut`.
+
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (13)-(19) for what is measured.   Status: a measurement; exact per draw.
+    Assumes: independent Gaussian branches, unit weights, eps = 0.
 
     Args:
         scheme: with its parameters.
@@ -330,22 +344,6 @@ def monte_carlo_product(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What is carried from sub-layer to sub-layer; profile is ω² of the next profiled sub-layer, None before the first."""
-
-    variance: float
-    profile: float | None = None
-    log_product: float = 0.0
-
-    def after(self, update: ScalarUpdate) -> _State:
-        return _State(
-            variance=update.next_variance(self.variance),
-            profile=update.sum_variance(self.variance),
-            log_product=self.log_product + update.log_gain(self.variance),
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     scheme: Scheme
@@ -363,12 +361,9 @@ class _Question:
         require_at_least("scaled_matrices", scaled_matrices, 0)
         return cls(scheme=scheme, n_sublayers=n_sublayers, branch_variance=branch_variance, scaled_matrices=scaled_matrices)
 
-    def update(self, spec: ResidualSpec, state: _State) -> ScalarUpdate:
+    def update(self, spec: ResidualSpec, state: StreamState) -> ScalarUpdate:
         """The spec's scalars, with the profiled shortcut scale where the spec asks for one."""
-        update = _scalars(spec, self.branch_variance, self.scaled_matrices)
-        if spec.profile is ProfileKind.NONE or state.profile is None:
-            return update
-        return update.with_shortcut(math.sqrt(state.profile))
+        return state.resolved(spec, _scalars(spec, self.branch_variance, self.scaled_matrices))
 
 
 @lru_cache(maxsize=64)
@@ -389,7 +384,7 @@ def _run_specs(scheme: Scheme, run: SpecRun, n_sublayers: int) -> Iterator[Resid
     return (scheme.spec(i, n_sublayers, kinds[i % 2]) for i in range(run.start, run.stop))
 
 
-def _advance(state: _State, run: SpecRun, question: _Question, *, variance_needed: bool) -> _State:
+def _advance(state: StreamState, run: SpecRun, question: _Question, *, variance_needed: bool) -> StreamState:
     """Through one run, in closed form where there is one."""
     if all(spec.profile is ProfileKind.ADMIN and spec.norm_out is not NormKind.NONE for spec in run.period):
         return _advance_profiled(state, run, question)
@@ -407,20 +402,24 @@ def _advance(state: _State, run: SpecRun, question: _Question, *, variance_neede
     return _walk(state, run.period[:rest], question)
 
 
-def _advance_plain(state: _State, period: Sequence[ResidualSpec], n_periods: int, question: _Question) -> _State:
+def _advance_plain(state: StreamState, period: Sequence[ResidualSpec], n_periods: int, question: _Question) -> StreamState:
     """Whole periods without a norm on the stream: gains multiply, and the variance iterates v -> slope v + offset."""
     updates = [question.update(spec, state) for spec in period]
     slope, offset = 1.0, 0.0
     for update in updates:
-        growth = update.shortcut**2 + update.branch_relative
-        slope, offset = slope * growth, offset * growth + update.branch_constant
-    per_period = math.fsum(math.log(update.shortcut) for update in updates)
+        growth = update.sum_variance(1.0) - update.branch_constant
+        slope, offset = slope * growth, (offset * growth if offset else 0.0) + update.branch_constant
+    per_period = math.fsum(update.log_shortcut for update in updates)
     grown = _iterate_affine(state.variance, slope, offset, n_periods)
     return replace(state, variance=grown, log_product=state.log_product + n_periods * per_period)
 
 
 def _iterate_affine(value: float, slope: float, offset: float, times: int) -> float:
     """Apply v -> slope v + offset a number of times; infinite where float64 ends."""
+    if times == 0:
+        return value
+    if slope == 0.0:
+        return offset
     if slope == 1.0:
         return value + times * offset
     exponent = times * math.log(slope)
@@ -429,21 +428,22 @@ def _iterate_affine(value: float, slope: float, offset: float, times: int) -> fl
     return value * math.exp(exponent) + offset * math.expm1(exponent) / (slope - 1.0)
 
 
-def _advance_profiled(state: _State, run: SpecRun, question: _Question) -> _State:
+def _advance_profiled(state: StreamState, run: SpecRun, question: _Question) -> StreamState:
     """Profiled scales telescope: each gain is ω/ω', with ω'² the variance of the sum."""
     first = question.update(run.period[0], state)
-    start = first.shortcut**2
     profile = first.sum_variance(state.variance)
     later = [question.update(spec, state).added_variance(1.0) for spec in run.period]
     n_later = run.stop - run.start - 1
     shifted = [*later[1:], later[0]]  # the second sub-layer comes first among the later ones
     cycles, rest = divmod(n_later, len(shifted))
-    profile += cycles * math.fsum(shifted) + math.fsum(shifted[:rest])
-    log_product = state.log_product + 0.5 * math.log(start / profile)
-    return _State(variance=1.0, profile=profile, log_product=log_product)
+    profile += cycles * sum(shifted) + sum(shifted[:rest])
+    if not math.isfinite(profile):
+        raise DomainError("the profiled scale is past float64 (1.8e308); take a smaller branch variance or depth")
+    log_product = state.log_product + first.log_shortcut - 0.5 * math.log(profile)
+    return StreamState(variance=1.0, profile=profile, log_product=log_product)
 
 
-def _walk(state: _State, specs: Iterator[ResidualSpec] | Sequence[ResidualSpec], question: _Question) -> _State:
+def _walk(state: StreamState, specs: Iterator[ResidualSpec] | Sequence[ResidualSpec], question: _Question) -> StreamState:
     for spec in specs:
         state = state.after(question.update(spec, state))
     return state
@@ -451,32 +451,30 @@ def _walk(state: _State, specs: Iterator[ResidualSpec] | Sequence[ResidualSpec],
 
 @dataclass(frozen=True, slots=True)
 class _NormalisedSum:
-    """The sum at one output norm: variance of its signal part and, over the free dimensions, of its noise part."""
+    """The sum at one output norm, in logs: variance P of the signal, and ratio Q r / P of the noise in the free dimensions."""
 
-    signal: float
-    noise: float
+    log_signal: float
+    log_ratio: float
     free_share: float
 
     @property
-    def variance(self) -> float:
-        return self.signal + self.noise * self.free_share
+    def log_growth(self) -> float:
+        """ln(m / P), m the variance of the sum."""
+        return float(np.logaddexp(0.0, self.log_ratio))
 
     @property
     def relative_fluctuation(self) -> float:
-        """D times the variance of |z|²/D, over its squared mean."""
-        return (4 * self.signal * self.noise + 2 * self.noise**2 * self.free_share) / self.variance**2
+        """D times the variance of |z|²/D, over its squared mean: (4 P Q + 2 Q² r) / m²."""
+        noise = self.sine_squared
+        return (4 * math.exp(-self.log_growth) * noise + 2 * noise**2) / self.free_share
 
     @property
     def sine_squared(self) -> float:
         """Of the angle between this sum and the normalised one below."""
-        return self.noise * self.free_share / self.variance
+        return -math.expm1(-self.log_growth)
 
     def mean_log_scale(self, width: int) -> float:
-        return (
-            -0.5 * math.log(self.signal)
-            - 0.5 * math.log1p(self.noise * self.free_share / self.signal)
-            + (self.relative_fluctuation / (4 * width))
-        )
+        return -0.5 * self.log_signal - 0.5 * self.log_growth + self.relative_fluctuation / (4 * width)
 
     def log_scale_variance(self, width: int) -> float:
         return self.relative_fluctuation / (4 * width)
@@ -485,12 +483,16 @@ class _NormalisedSum:
 def _normalised_sums(trace: ShortcutPropagation, free_share: float) -> list[_NormalisedSum]:
     """Signal and noise at every output norm; sub-layers without one add to the noise of the next."""
     sums = []
-    signal, noise = float(trace.stream_variances[0]), 0.0
-    for scale, added, normalised in zip(trace.shortcut_scales, trace.added_variances, trace.normalised, strict=True):
-        signal, noise = scale**2 * signal, scale**2 * noise + added
+    log_signal, log_ratio = math.log(trace.stream_variances[0]), -math.inf
+    for log_scale, added, normalised in zip(
+        trace.log_shortcut_scales.tolist(), trace.added_variances.tolist(), trace.normalised, strict=True
+    ):
+        log_signal += 2 * log_scale
+        fresh = math.log(added) - log_signal + math.log(free_share) if added > 0 else -math.inf
+        log_ratio = float(np.logaddexp(log_ratio, fresh))
         if normalised:
-            sums.append(_NormalisedSum(float(signal), float(noise), free_share))
-            signal, noise = 1.0, 0.0
+            sums.append(_NormalisedSum(log_signal, log_ratio, free_share))
+            log_signal, log_ratio = 0.0, -math.inf
     return sums
 
 
@@ -512,19 +514,26 @@ def _draw(
     """Log products of a batch of stacks: forward with fresh noise, backward with exact vector-Jacobian products."""
     x = math.sqrt(trace.stream_variances[0]) * norm(generator.standard_normal(shape))
     sums: list[FloatArray | None] = []
-    for scale, added, normalised in zip(trace.shortcut_scales, trace.added_variances, trace.normalised, strict=True):
-        z = scale * x + math.sqrt(added) * generator.standard_normal(shape)
+    log_scales = trace.log_shortcut_scales.tolist()
+    added_variances = trace.added_variances.tolist()
+    for i, (log_scale, added, normalised) in enumerate(zip(log_scales, added_variances, trace.normalised, strict=True)):
+        noise = math.sqrt(added) * generator.standard_normal(shape)
+        if normalised and log_scale > 0.0:  # N(A x + f) = N(x + f / A), and A J(A z) = J(z): no scale leaves float64
+            noise, log_scales[i] = noise / trace.shortcut_scales[i], 0.0
+        z = math.exp(log_scales[i]) * x + noise
         sums.append(z if normalised else None)
         x = norm(z) if normalised else z
     gradient, log_norm = _split(generator.standard_normal(shape))
     log_product = np.zeros_like(log_norm)
-    for scale, z in zip(trace.shortcut_scales[::-1], reversed(sums), strict=True):
-        gradient, log_norm = _split(scale * (gradient if z is None else norm.vjp(z, gradient)))
-        log_product += log_norm
+    for log_scale, each in zip(reversed(log_scales), reversed(sums), strict=True):
+        gradient, log_norm = _split(gradient if each is None else norm.vjp(each, gradient))
+        log_product += log_norm + log_scale
     return log_product
 
 
 def _split(gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Unit vectors and the logs of the lengths, so that no depth underflows."""
+    largest = np.max(np.abs(gradient), axis=-1, keepdims=True)
+    gradient = gradient / largest  # whose square may lie outside float64
     length = np.linalg.norm(gradient, axis=-1, keepdims=True)
-    return gradient / length, np.log(length[..., 0])
+    return gradient / length, np.log(length[..., 0]) + np.log(largest[..., 0])

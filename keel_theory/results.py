@@ -35,6 +35,7 @@ class ShortcutPropagation:
         branch_variance: q.
         log_gains: natural log of each sub-layer's shortcut gain, nats, shape (n_sublayers,).
         shortcut_scales: A of each sub-layer, profiled where the scheme profiles, shape (n_sublayers,).
+        log_shortcut_scales: natural log of A, which may lie below the smallest float64, shape (n_sublayers,).
         added_variances: variance that each branch adds to the sum, shape (n_sublayers,).
         stream_variances: variance of the stream before each sub-layer and after the last, shape (n_sublayers + 1,).
         normalised: whether the sum of each sub-layer is normalised, shape (n_sublayers,).
@@ -45,6 +46,7 @@ class ShortcutPropagation:
     branch_variance: float
     log_gains: FloatArray
     shortcut_scales: FloatArray
+    log_shortcut_scales: FloatArray
     added_variances: FloatArray
     stream_variances: FloatArray
     normalised: np.ndarray[tuple[int], np.dtype[np.bool_]]

@@ -99,7 +99,7 @@ def numeric_values(
         0.5
     """
     sizes = (weights or NormWeights()).rms
-    values = {
+    values: dict[str, Any] = {
         "alpha": spec.shortcut_scale,
         "branch_scale": spec.branch_scale,
         "input_scale": spec.input_scale,
@@ -111,7 +111,7 @@ def numeric_values(
         "weight_branch": sizes.norm_branch,
         "gate": float(1 / (1 + sp.exp(-spec.gate_bias))),
     }
-    return {symbol(name): value for name, value in values.items()}
+    return {symbol(name): float(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

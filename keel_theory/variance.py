@@ -24,7 +24,8 @@ from numpy.typing import ArrayLike
 from keel_theory.errors import DomainError, require_at_least, require_non_negative, require_positive
 from keel_theory.layer_norm import FloatArray
 from keel_theory.spec import ResidualSpec
-from keel_theory.sublayer import ScalarUpdate, scalar_update
+from keel_theory.stream_state import StreamState
+from keel_theory.sublayer import scalar_update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,13 @@ class VarianceProfile:
         stream: variance of the stream before each sub-layer, and after the last, shape (n_sublayers + 1,).
         kept: variance that the scaled shortcut brings to each sum, shape (n_sublayers,).
         added: variance that the branch adds to it, shape (n_sublayers,).
+
+    Example:
+        >>> profile = VarianceProfile(stream=np.array([1.0, 2.0, 4.0]), kept=np.array([1.0, 2.0]), added=np.array([1.0, 2.0]))
+        >>> profile.update_share.tolist(), round(profile.input_cosine, 12)
+        ([0.5, 0.5], 0.5)
+        >>> profile.output_share.round(12).tolist() # the input has the last quarter
+        [0.25, 0.5]
     """
 
     stream: FloatArray
@@ -102,6 +110,9 @@ def variance_profile(
 
     .. math:: v_{l+1} = A_l^2 v_l + B_l^2 q'_l\quad\text{without an output norm},\qquad v_{l+1} = 1\ \text{with one}
 
+    A scheme that profiles its shortcut scale (Admin) has :math:`A_l^2` = variance of the sum before. The recursion is that of
+    :func:`keel_theory.propagation.propagate_shortcut`, :mod:`keel_theory.stream_state`.
+
     Status: exact at infinite width under the module's assumptions; Highway's gate enters by its value at zero gate weights.
     The branch is homogeneous of degree one in its input, see :mod:`keel_theory.sublayer`.
 
@@ -128,23 +139,14 @@ def variance_profile(
         raise DomainError("a stack has at least 1 sub-layer, got 0")
     if q.ndim > 1 or (q.ndim == 1 and len(q) != len(specs)):
         raise DomainError(f"branch_variance must be one number or {len(specs)} numbers, got shape {q.shape}")
-    updates = [
-        scalar_update(spec, branch_variance=float(value), scaled_matrices=scaled_matrices)
-        for spec, value in zip(specs, np.broadcast_to(q, len(specs)), strict=True)
-    ]
-    stream = _stream(updates, input_variance)
-    return VarianceProfile(
-        stream=stream,
-        kept=np.array([u.shortcut**2 * v for u, v in zip(updates, stream[:-1], strict=True)]),
-        added=np.array([u.added_variance(v) for u, v in zip(updates, stream[:-1], strict=True)]),
-    )
-
-
-def _stream(updates: list[ScalarUpdate], input_variance: float) -> FloatArray:
-    values = [input_variance]
-    for update in updates:
-        values.append(update.next_variance(values[-1]))
-    return np.array(values)
+    state, stream, kept, added = StreamState(variance=input_variance), [input_variance], [], []
+    for spec, value in zip(specs, np.broadcast_to(q, len(specs)).tolist(), strict=True):
+        update = state.resolved(spec, scalar_update(spec, branch_variance=value, scaled_matrices=scaled_matrices))
+        kept.append(update.kept_variance(state.variance))
+        added.append(update.added_variance(state.variance))
+        state = state.after(update)
+        stream.append(state.variance)
+    return VarianceProfile(stream=np.array(stream), kept=np.array(kept), added=np.array(added))
 
 
 def pre_ln_variance(sublayer: ArrayLike, branch_variance: float = 1.0, input_variance: float = 1.0) -> FloatArray:
@@ -283,9 +285,10 @@ def highway_variance(
 def admin_omega(sublayer: ArrayLike, branch_variance: float = 1.0, input_variance: float = 1.0) -> FloatArray:
     r"""Admin's shortcut scale of sub-layer l at initialisation.
 
-    .. math:: \omega_l^2 = v_0 + q\,l \quad (l \ge 1),\qquad \omega_0 = 1
+    .. math:: \omega_l^2 = v_0 (1 + q) + q\,(l - 1) \quad (l \ge 1),\qquad \omega_0 = 1
 
-    The sum of all variances before: what a Pre-LN stream would have there.
+    The sum of all variances before. The first branch reads the embedding, of variance v_0, and writes q v_0; all later ones
+    read a normalised stream. At v_0 = 1 it is what a Pre-LN stream would have there, 1 + q l.
 
     Status: exact for equal branch variances.   Source: Liu et al. 2020, arXiv:2004.08249.
 
@@ -300,26 +303,31 @@ def admin_omega(sublayer: ArrayLike, branch_variance: float = 1.0, input_varianc
     Example:
         >>> admin_omega([0, 3, 8]).tolist()
         [1.0, 2.0, 3.0]
+        >>> admin_omega([0, 1, 5], 0.5, 2.0).round(6).tolist()
+        [1.0, 1.732051, 2.236068]
     """
-    return np.where(_index(sublayer) == 0, 1.0, np.sqrt(pre_ln_variance(sublayer, branch_variance, input_variance)))
+    q, v0 = require_non_negative("branch_variance", branch_variance), require_positive("input_variance", input_variance)
+    index = _index(sublayer)
+    return np.where(index == 0, 1.0, np.sqrt(v0 * (1.0 + q) + q * np.maximum(index - 1.0, 0.0)))
 
 
-def admin_shortcut_product(n_sublayers: ArrayLike, branch_variance: float = 1.0) -> FloatArray:
+def admin_shortcut_product(n_sublayers: ArrayLike, branch_variance: float = 1.0, input_variance: float = 1.0) -> FloatArray:
     r"""Product of Admin's shortcut gains at initialisation.
 
-    .. math:: \prod_{l<L} \frac{\omega_l}{\sqrt{\omega_l^2 + q}} = \prod_{l<L} \frac{\omega_l}{\omega_{l+1}}
-       = \frac{1}{\sqrt{1 + q L}}
+    .. math:: \prod_{l<L} \frac{\omega_l}{\omega_{l+1}} = \frac{1}{\omega_L} = \frac{1}{\sqrt{v_0 (1 + q) + q (L - 1)}},
+       \quad\text{at } v_0 = 1: \frac{1}{\sqrt{1 + q L}}
 
     It telescopes. The gradient falls like :math:`L^{-1/2}`, a power instead of Post-LN's exponential, and the same number is
     what a Pre-LN stack keeps through its final norm (1 along the stream, :math:`1/\sqrt{v_L}` in the norm): at
     initialisation Admin is Pre-LN written as Post-LN.
 
-    Status: exact under the module's assumptions, at initialisation, for an input of unit variance.
+    Status: exact under the module's assumptions, at initialisation.
     Source: derived here from Liu et al. 2020, arXiv:2004.08249.
 
     Args:
         n_sublayers: L >= 0.
         branch_variance: q >= 0.
+        input_variance: v_0 > 0.
 
     Returns:
         Dimensionless, shape of ``n_sublayers``.
@@ -328,7 +336,7 @@ def admin_shortcut_product(n_sublayers: ArrayLike, branch_variance: float = 1.0)
         >>> float(admin_shortcut_product(1023))
         0.03125
     """
-    return 1 / np.sqrt(pre_ln_variance(n_sublayers, branch_variance))
+    return 1 / admin_omega(n_sublayers, branch_variance, input_variance)
 
 
 def _index(sublayer: ArrayLike) -> FloatArray:

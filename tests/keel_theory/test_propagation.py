@@ -302,3 +302,53 @@ def test_a_model_without_sublayers_has_no_runs() -> None:
 def test_runs_start_where_the_rule_switches() -> None:
     assert [(run.start, run.stop, len(run.period)) for run in get_scheme("keel").runs(9)] == [(0, 1, 1), (1, 2, 1), (2, 9, 2)]
     assert [(run.start, run.stop) for run in replace(get_scheme("keel"), switches=no_switches).runs(9)] == [(0, 9)]
+
+
+EXTREMES = [
+    ("scaled_shortcut", {"alpha": "1e200"}, 1.0),
+    ("scaled_shortcut", {"alpha": "1e-200"}, 1.0),
+    ("keel", {"alpha": "1e308"}, 1.0),
+    ("keel", {"alpha": "1e-200"}, 1e-300),
+    ("highway", {"gate_bias": 800}, 1.0),
+    ("highway", {"gate_bias": 800, "norm": "input"}, 0.0),
+    ("highway", {"gate_bias": -800}, 1e300),
+    ("pre_ln", {}, 1e308),
+]
+extremes = pytest.mark.parametrize(("name", "parameters", "variance"), EXTREMES, ids=[f"{n} {p} q={q}" for n, p, q in EXTREMES])
+
+
+@extremes
+def test_products_at_the_ends_of_float64(name: str, parameters: dict[str, float | str], variance: float) -> None:
+    """Closed form, plain recursion and measurement agree, without a warning."""
+    scheme = get_scheme(name).with_parameters(**parameters)
+    log_product = shortcut_log_product(scheme, 8, branch_variance=variance)
+    assert propagate_shortcut(scheme, 8, branch_variance=variance).log_product == pytest.approx(log_product, rel=1e-12)
+    if variance <= 1.0:
+        measured = monte_carlo_product(scheme, 8, width=64, branch_variance=variance, n_draws=16)
+        assert abs(measured.deviation(measured.predicted.mean)) < 3.5
+        assert measured.predicted.mean == pytest.approx(log_product, abs=8 / 64)
+
+
+def test_a_gate_that_carries_nothing_keeps_its_log() -> None:
+    highway = get_scheme("highway").with_parameters(gate_bias=800)
+    assert shortcut_log_product(highway, 64) == pytest.approx(-64 * 800)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_sublayers", "variance", "message"),
+    [
+        ("admin", 64, 1.7e308, "past float64"),
+        ("post_ln", 10**400, 1.0, "n_sublayers is past float64"),
+        ("scaled_shortcut", 10**308, 1e300, "the log of the product over 1"),
+    ],
+)
+def test_what_float64_cannot_hold_is_refused(name: str, n_sublayers: int, variance: float, message: str) -> None:
+    parameters = {"alpha": "1e-200"} if name == "scaled_shortcut" else {}
+    with pytest.raises(DomainError, match=message):
+        shortcut_log_product(get_scheme(name).with_parameters(**parameters), n_sublayers, branch_variance=variance)
+
+
+@pytest.mark.parametrize("alpha", [1e-200, 1e200])
+def test_uniform_product_at_the_ends_of_float64(alpha: float) -> None:
+    expected = 0.0 if alpha > 1 else 8 * math.log(alpha)
+    assert uniform_log_product(alpha, 8) == pytest.approx(expected, rel=1e-12, abs=1e-300)

@@ -7,8 +7,9 @@ import pytest
 
 from keel_theory.errors import DomainError
 from keel_theory.layer_norm import FloatArray
+from keel_theory.propagation import propagate_shortcut
 from keel_theory.schemes import SCHEMES, get_scheme
-from keel_theory.spec import GateKind, NormKind, ResidualSpec
+from keel_theory.spec import GateKind, NormKind, ProfileKind, ResidualSpec
 from keel_theory.sublayer import shortcut_gain
 from keel_theory.variance import (
     VarianceProfile,
@@ -88,8 +89,9 @@ def test_recursion_agrees_with_a_random_stack(name: str) -> None:
     rng = np.random.default_rng(7)
     first = np.sqrt(V0) * rng.standard_normal((n_draws, width))
     stream = first
+    omega = None
     for spec in specs:
-        stream = _random_update(rng, spec, stream)
+        stream, omega = _random_update(rng, spec, stream, omega)
     per_draw = np.mean(stream**2, axis=1)
     cosine = np.sum(first * stream, axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(stream, axis=1)
     for values, expected in ((per_draw, profile.stream[-1]), (cosine, profile.input_cosine)):
@@ -97,8 +99,10 @@ def test_recursion_agrees_with_a_random_stack(name: str) -> None:
         assert abs(values.mean() - expected) < 4 * error + 4 / width * expected
 
 
-def _random_update(rng: np.random.Generator, spec: ResidualSpec, stream: FloatArray) -> FloatArray:
-    """One sub-layer with F replaced by noise; written from the definition, not from the scalars."""
+def _random_update(
+    rng: np.random.Generator, spec: ResidualSpec, stream: FloatArray, omega: float | None
+) -> tuple[FloatArray, float]:
+    """One sub-layer with F replaced by noise, and the scale that the next would be profiled to; written from the definition."""
     noise = rng.standard_normal(stream.shape)
     size = spec.input_scale * np.sqrt(Q)
     if spec.norm_branch is not NormKind.NONE:
@@ -108,10 +112,35 @@ def _random_update(rng: np.random.Generator, spec: ResidualSpec, stream: FloatAr
     else:
         branch = size * noise * np.sqrt(np.mean(stream**2, axis=1, keepdims=True))
     gate = 1 / (1 + np.exp(-spec.gate_bias)) if spec.gate is GateKind.HIGHWAY else None
-    kept = stream if gate is None else (1 - gate) * stream
-    written = branch if gate is None else gate * branch
-    total = spec.shortcut_scale * kept + spec.branch_scale * written
-    return total if spec.norm_out is NormKind.NONE else total / np.sqrt(np.mean(total**2, axis=1, keepdims=True))
+    scale = spec.shortcut_scale if spec.profile is ProfileKind.NONE or omega is None else omega
+    kept = scale * (stream if gate is None else (1 - gate) * stream)
+    written = spec.branch_scale * (branch if gate is None else gate * branch)
+    total = kept + written
+    profiled = float(np.sqrt(np.mean(kept**2) + np.mean(written**2)))
+    if spec.norm_out is NormKind.NONE:
+        return total, profiled
+    return total / np.sqrt(np.mean(total**2, axis=1, keepdims=True)), profiled
+
+
+@pytest.mark.parametrize(("v0", "q", "matrices"), [(1.0, 0.5, 0), (2.5, 0.7, 0), (0.2, 3.0, 2)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_profile_and_gains_are_one_recursion(name: str, v0: float, q: float, matrices: int) -> None:
+    """The stream's variances, the branches' and the cosine, here and where the gains come from."""
+    scheme = get_scheme(name)
+    profile = variance_profile(scheme.specs(64), branch_variance=q, input_variance=v0, scaled_matrices=matrices)
+    trace = propagate_shortcut(scheme, 64, branch_variance=q, stream_variance=v0, scaled_matrices=matrices)
+    np.testing.assert_allclose(profile.stream, trace.stream_variances, rtol=1e-13)
+    np.testing.assert_allclose(profile.added, trace.added_variances, rtol=1e-13)
+    cosine = np.sqrt(np.prod(profile.kept / (profile.kept + trace.added_variances)))
+    assert profile.input_cosine == pytest.approx(float(cosine), rel=1e-12)
+
+
+@pytest.mark.parametrize("v0", [1.0, 2.5, 0.2])
+@pytest.mark.parametrize("n_sublayers", [1, 7, 64])
+def test_admin_closed_forms_are_the_recursion(n_sublayers: int, v0: float) -> None:
+    trace = propagate_shortcut(get_scheme("admin"), n_sublayers, branch_variance=Q, stream_variance=v0)
+    np.testing.assert_allclose(trace.shortcut_scales, admin_omega(np.arange(n_sublayers), Q, v0), rtol=1e-12)
+    assert np.exp(trace.log_product) == pytest.approx(float(admin_shortcut_product(n_sublayers, Q, v0)), rel=1e-12)
 
 
 def test_branch_variances_may_differ() -> None:
