@@ -67,6 +67,10 @@ class BlockCall:
     kwargs: Mapping[str, object]
     n_sequences: int
 
+    def to(self, device: str) -> BlockCall:
+        """The same on another device."""
+        return BlockCall(_moved(self.args, device), _moved(self.kwargs, device), self.n_sequences)
+
     def filled(self, stream_RTD: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments for these streams.
 
@@ -76,6 +80,19 @@ class BlockCall:
         n_copies = len(stream_RTD) // self.n_sequences
         args = tuple(_fill(value, stream_RTD, n_copies) for value in self.args)
         return args, {name: _fill(value, stream_RTD, n_copies) for name, value in self.kwargs.items()}
+
+
+def _moved(value: Any, device: str) -> Any:
+    """A template with its tensors on another device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, _PerSequence):
+        return _PerSequence(value.tensor.to(device))
+    if isinstance(value, tuple):
+        return tuple(_moved(inner, device) for inner in value)
+    if isinstance(value, Mapping):
+        return {name: _moved(inner, device) for name, inner in value.items()}
+    return value
 
 
 @dataclass(frozen=True, slots=True)

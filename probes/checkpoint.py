@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -82,7 +83,13 @@ class Loaders:
     own: Callable[[Path, WeightFiles, ComputeDtype | None], Loaded] = _load_own_model
 
 
-def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
+def load_checkpoint(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    device_map: str | dict[str, Any] | None = None,
+) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
@@ -91,6 +98,8 @@ def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, dev
             a model on the hub when there is no such path.
         dtype: of the parameters; None keeps the stored one (float32 for GGUF).
         device: where the model is put.
+        device_map: spreads the blocks of a safetensors checkpoint over several devices by ``accelerate``, in its own words
+            (``auto``, or a table of modules and devices); ``device`` then says nothing.
 
     Returns:
         The model in evaluation mode with its layout and tokenizer.
@@ -99,9 +108,21 @@ def load_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None, dev
         CheckpointError: if files are missing, damaged, pickled or quantised; the message names the file and the tensor.
         UnsupportedModelError: if the residual stream of this family cannot be found; the message names the family.
     """
+    if device_map is not None:
+        return read_checkpoint(source, _placing(device_map), dtype=dtype)
     checkpoint = read_checkpoint(source, Loaders(), dtype=dtype)
     checkpoint.model.to(device)
     return checkpoint
+
+
+def _placing(device_map: str | dict[str, Any]) -> Loaders:
+    def refused(place: object, *_: object) -> Loaded:
+        raise CheckpointError(
+            f"{getattr(place, 'path', place)} cannot be spread over devices: that is done for safetensors of transformers "
+            "models; leave out the placement"
+        )
+
+    return Loaders(safetensors=partial(load_safetensors, device_map=device_map), gguf=refused, own=refused)
 
 
 def read_checkpoint(source: str | Path, loaders: Loaders, *, dtype: torch.dtype | None = None) -> Checkpoint:

@@ -183,13 +183,22 @@ class StreamReader:
         self.result.stream_rms[index] = _rms(stream_BTD)
         self.result.narrowest_stream = min(self.result.narrowest_stream, stream_BTD.dtype, key=lambda dtype: dtype.itemsize)
         self.result.token_cosine[index] = _token_cosine(stream_BTD, self.n_sequences)
-        if index in self.below and self.below[index][1].combine is not None:
-            self.held_stream[index] = stream_BTD.detach()
+        self.hold(index, stream_BTD)
         if not stream_BTD.requires_grad:
             if index > 0:
                 return
             stream_BTD.requires_grad_()  # every parameter below is frozen
         stream_BTD.register_hook(partial(self._read_gradient, index))  # type: ignore[no-untyped-call]
+
+    def hold(self, index: int, stream_BTD: Tensor) -> None:
+        """Keep the stream at a boundary for the shortcut Jacobian that starts there, unless that is done already."""
+        if index in self.below and self.below[index][1].combine is not None and index not in self.result.shortcut_grad:
+            self.held_stream[index] = stream_BTD.detach()
+
+    def descend(self, index: int) -> None:
+        """Carry the shortcut-only gradient down to a boundary whose own gradient is read later, if it is not there yet."""
+        if index < self.top and index not in self.result.shortcut_grad and self.shortcut is not None:
+            self._descend(index)
 
     def _read_branch(self, index: int, branch_BTD: Tensor) -> None:
         self.result.branch_rms[index] = _rms(branch_BTD)
@@ -201,8 +210,8 @@ class StreamReader:
         if index == self.top:
             self.shortcut = gradient_BTD
             self.result.shortcut_grad[index] = self.result.stream_grad[index]
-        elif index < self.top and self.shortcut is not None:
-            self._descend(index)
+        else:
+            self.descend(index)
 
     def _descend(self, index: int) -> None:
         """Through one sub-layer's shortcut, from the boundary above to this one."""

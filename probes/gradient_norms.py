@@ -144,7 +144,7 @@ def _on_host(result: Capture) -> Capture:
         result.branch_rms,
         result.parameter_grad,
     ]
-    flat = [value.double() for group in groups for value in group.values()]
+    flat = [value.double().to(result.loss.device) for group in groups for value in group.values()]
     moved = iter(torch.stack([result.loss.double(), *flat]).cpu().unbind())
     result.loss = next(moved)
     for group in groups:

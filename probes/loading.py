@@ -99,13 +99,16 @@ def _is_housekeeping(category: type[Warning]) -> bool:
     return issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning))
 
 
-def load_safetensors(folder: Path, files: WeightFiles, dtype: torch.dtype) -> Loaded:
+def load_safetensors(
+    folder: Path, files: WeightFiles, dtype: torch.dtype, *, device_map: str | dict[str, Any] | None = None
+) -> Loaded:
     """A model from safetensors whose headers have been checked.
 
     Args:
         folder: holds config.json.
         files: every tensor of the checkpoint.
         dtype: of the parameters.
+        device_map: where ``accelerate`` puts the parts, in its own words; None leaves all on the CPU.
 
     Returns:
         The model; tensors that it does not use are a warning.
@@ -123,7 +126,13 @@ def load_safetensors(folder: Path, files: WeightFiles, dtype: torch.dtype) -> Lo
         noticed = _drop_stale_duplicates(model_class, config, tensors)
         try:
             model, info = model_class.from_pretrained(
-                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, **model_options(dtype)
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=dtype,
+                output_loading_info=True,
+                **model_options(dtype),
+                **({} if device_map is None else {"device_map": device_map}),
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"the weights in {folder} do not fit its config.json: {error}") from error

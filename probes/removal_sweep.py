@@ -23,7 +23,7 @@ from probes.stream_store import StreamStore
 from probes.text import IGNORED, TokenBatch
 from probes.token_losses import token_losses
 
-__all__ = ["StreamTable", "SweepKeeper", "removal_losses"]
+__all__ = ["StreamTable", "SweepKeeper", "removal_losses", "variants_per_call", "variants_through"]
 
 _TOKENS_PER_CALL = {"cpu": 1024, "cuda": 16384}
 """Large enough for efficient products, small enough for the activations to stay in the cache (CPU) or in memory (GPU)."""
@@ -108,6 +108,24 @@ def removal_losses(
             return [sweep.losses(store[i], batch) for i, batch in enumerate(batches)]
 
 
+def variants_per_call(n_tokens: int, device: torch.device, tokens_per_call: int | None = None) -> int:
+    """Variants that go through a block at once.
+
+    Args:
+        n_tokens: of a batch.
+        device: where they do.
+        tokens_per_call: upper limit of tokens at once; what suits the device by default.
+    """
+    limit = tokens_per_call or _TOKENS_PER_CALL.get(device.type, _TOKENS_PER_CALL["cuda"])
+    return max(1, limit // max(1, n_tokens))
+
+
+def variants_through(runner: BlockRunner, removals: Sequence[frozenset[int]]) -> list[int]:
+    """How many streams each block computes, the intact one included."""
+    sweep = _Sweep(runner, removals, None)
+    return [len(sweep.through(block)) for block in range(runner.layout.n_blocks)]
+
+
 class _Sweep:
     """Variants in the order of their birth: those alive at a block are the first ones of the store."""
 
@@ -123,11 +141,16 @@ class _Sweep:
         """Streams that exist before a block: the intact one, and every variant born earlier."""
         return sum(birth < block for birth in self.births)
 
+    def through(self, block: int) -> list[int]:
+        """Streams that a block computes: those alive, but for variants that leave the whole block out."""
+        inside = frozenset(self.runner.sublayers_of[block])
+        return [v for v, birth in enumerate(self.births) if birth <= block and not inside <= self.removals[v]]
+
     def advance(self, block: int, streams_VBTD: Tensor, calls: Sequence[BlockCall], device: torch.device) -> None:
         """All living variants through one block, in place."""
         inside = frozenset(self.runner.sublayers_of[block])
         self._bear(block, streams_VBTD)
-        through = [v for v, birth in enumerate(self.births) if birth <= block and not inside <= self.removals[v]]
+        through = self.through(block)
         for start, stop in self._groups(through, streams_VBTD, device):
             stream = streams_VBTD[start:stop].flatten(0, 1).to(device)
             removed = self._removed_rows(range(start, stop), inside, streams_VBTD.shape[1], device)
@@ -158,8 +181,7 @@ class _Sweep:
 
     def _groups(self, variants: Sequence[int], streams_VBTD: Tensor, device: torch.device) -> Iterator[tuple[int, int]]:
         """Runs of consecutive variants, each of as many as go through a block at once."""
-        limit = self.tokens_per_call or _TOKENS_PER_CALL.get(device.type, _TOKENS_PER_CALL["cuda"])
-        most = max(1, limit // max(1, streams_VBTD.shape[1] * streams_VBTD.shape[2]))
+        most = variants_per_call(streams_VBTD.shape[1] * streams_VBTD.shape[2], device, self.tokens_per_call)
         start = 0
         for i in range(1, len(variants) + 1):
             if i == len(variants) or variants[i] != variants[i - 1] + 1 or i - start == most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -20,9 +21,12 @@ _GB = 1e9
 
 
 def available_memory(device: torch.device) -> int:
-    """Free memory of a device, bytes; where the system does not say, 2 GB."""
+    """Memory of a device that can be had without swapping, bytes; where the system does not say, 2 GB."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration):  # Linux: what the page cache holds can be had too
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

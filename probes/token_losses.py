@@ -13,11 +13,12 @@ from torch import Tensor
 
 from probes.layout import Head
 
-__all__ = ["token_losses"]
+__all__ = ["ROWS_PER_CALL", "token_losses"]
 
 _TILE_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """On a CPU a tile that stays in its cache makes the exponentials nearly free; a GPU wants large products."""
-_ROWS = 1024
+ROWS_PER_CALL = 1024
+"""Predictions for which a linear head's weight is gone through at once."""
 
 
 @torch.no_grad()
@@ -39,7 +40,7 @@ def token_losses(head: Head, hidden_ND: Tensor, targets_N: Tensor, *, tile_bytes
     if not len(targets_N):
         return hidden_ND.new_empty(0, dtype=_wide(hidden_ND.dtype))
     if head.linear is not None:
-        pieces = zip(torch.split(hidden_ND, _ROWS), torch.split(targets_N, _ROWS), strict=True)
+        pieces = zip(torch.split(hidden_ND, ROWS_PER_CALL), torch.split(targets_N, ROWS_PER_CALL), strict=True)
         return torch.cat([_linear(head, hidden, targets, limit) for hidden, targets in pieces])
     vocabulary = head.logits(hidden_ND[:1]).shape[-1]
     rows = max(1, limit // (4 * vocabulary))

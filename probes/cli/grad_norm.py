@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,10 +26,24 @@ from probes.cli._checkpoint_options import (
     torch_dtype,
 )
 from probes.cli._io import output_folder
+from probes.cli._streaming import (
+    DryRunOption,
+    MaxMemoryOption,
+    PlacementOption,
+    StreamOption,
+    kept_run,
+    n_bytes,
+    opened,
+    print_forecast,
+    step_progress,
+)
 
 if TYPE_CHECKING:
     from probes.checkpoint import Checkpoint
     from probes.gradient_result import GradientNorms
+    from probes.streaming.model import StreamedCheckpoint
+    from probes.streaming.run_state import RunState
+    from probes.text import TokenBatch
 
 __all__ = ["register"]
 
@@ -47,6 +63,10 @@ def grad_norm(
     batch_size: BatchSize = 1,
     dtype: Dtype = None,
     device: Device = "cpu",
+    stream: StreamOption = None,
+    max_memory: MaxMemoryOption = None,
+    placement: PlacementOption = None,
+    dry_run: DryRunOption = False,
     seed: Annotated[int, typer.Option(help="Seed of the masked positions (masked language models).")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
@@ -58,22 +78,42 @@ def grad_norm(
     \b
     Example:
       keel grad-norm smollm2 --tokens 2048 -o out
+      keel grad-norm llama-70b --stream --dry-run
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
-    from probes.checkpoint import load_checkpoint
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
     from probes.text import checkpoint_batches, read_text
 
-    chosen_dtype, chosen_device = torch_dtype(dtype), torch_device(device)
     content, text_name = read_text(text)
-    with output_folder(output) as folder:
-        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device)
+    with ExitStack() as stack:
+        folder = stack.enter_context(output_folder(None if dry_run else output))
+        loaded, streamed = stack.enter_context(
+            opened(
+                checkpoint,
+                dtype=chosen_dtype,
+                device=chosen_device,
+                stream=True if dry_run else stream,
+                max_memory=memory,
+                placement=placement,
+                gradients=True,
+            )
+        )
         batches = checkpoint_batches(
             loaded, content, n_tokens=tokens, seq_len=seq_len, batch_size=batch_size, seed=seed, source=text_name
         )
-        from probes.gradient_norms import measure_gradient_norms
+        if dry_run and streamed is not None:
+            from probes.streaming.forecast import forecast_gradient_norms
 
-        with batch_progress(len(batches)) as advance:
-            result = measure_gradient_norms(loaded.model, batches, layout=loaded.layout, on_batch=advance)
+            print_forecast(forecast_gradient_norms(streamed, batches), as_json)
+            return
+        if streamed is not None:
+            state = stack.enter_context(kept_run(streamed, batches, "grad-norm", {}, output))
+            result = _streamed(streamed, batches, state)
+        else:
+            from probes.gradient_norms import measure_gradient_norms
+
+            with batch_progress(len(batches)) as advance:
+                result = measure_gradient_norms(loaded.model, batches, layout=loaded.layout, on_batch=advance)
         record = _record(result, loaded, text_name, seed)
         if folder is not None:
             _write(folder, result, record, loaded)
@@ -82,6 +122,13 @@ def grad_norm(
     print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
     if output is not None:
         print(f"wrote grad_norm.parquet, .json, .png, .svg to {output}", file=sys.stderr)
+
+
+def _streamed(streamed: StreamedCheckpoint, batches: Sequence[TokenBatch], state: RunState) -> GradientNorms:
+    from probes.streaming.gradients import measure_streamed_gradient_norms
+
+    with step_progress("blocks forward, head, blocks backward, embedding") as advance:
+        return measure_streamed_gradient_norms(streamed, batches, state=state, on_step=advance)
 
 
 def _record(result: GradientNorms, loaded: Checkpoint, text_name: str, seed: int) -> dict[str, object]:

@@ -6,26 +6,36 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from probes.cli._checkpoint_options import check_sizes, headline, torch_device, torch_dtype
 from probes.cli._io import output_folder
+from probes.cli._streaming import (
+    DryRunOption,
+    MaxMemoryOption,
+    PlacementOption,
+    StreamOption,
+    kept_run,
+    n_bytes,
+    opened,
+    print_forecast,
+)
 
 if TYPE_CHECKING:
     from probes.checkpoint import Checkpoint
     from probes.removal_result import LayerRemoval, UnitCost
     from probes.removal_units import Unit
+    from probes.streaming.model import StreamedCheckpoint
+    from probes.streaming.run_state import RunState
     from probes.text import TokenBatch
 
 __all__ = ["register"]
 
 _MOST_ROWS = 64
-_BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", re.IGNORECASE)
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +62,13 @@ def layer_removal(
     seq_len: Annotated[int, typer.Option(help="Tokens per sequence.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
     threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
-    estimates: Annotated[bool, typer.Option(help="Compute the cheap numbers too, and how they rank the units.")] = True,
+    estimates: Annotated[
+        bool | None,
+        typer.Option(
+            help="Compute the cheap numbers too, and how they rank the units. [default: unless streamed: they need more reads]",
+            show_default=False,
+        ),
+    ] = None,
     remove: Annotated[
         str | None,
         typer.Option(help="Also remove these together, such as 3,5 or 4:8 (0-based, half-open).", show_default=False),
@@ -66,10 +82,10 @@ def layer_removal(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64. [default: as stored]")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    max_memory: Annotated[
-        str | None,
-        typer.Option(help="For the variants' streams, such as 2GB; beyond it they go to disk. [default: half of free]"),
-    ] = None,
+    stream: StreamOption = None,
+    max_memory: MaxMemoryOption = None,
+    placement: PlacementOption = None,
+    dry_run: DryRunOption = False,
     seed: Annotated[int, typer.Option(help="Of the bootstrap, and of masked positions (masked language models).")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
@@ -85,9 +101,8 @@ def layer_removal(
       keel layer-removal smollm2 --remove 12,13 --save smaller
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
-    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), _n_bytes(max_memory)
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
     indices = _indices(remove)
-    from probes.checkpoint import load_checkpoint
     from probes.pruning import check_pruning
     from probes.removal_units import joint_unit, removal_units
 
@@ -95,30 +110,56 @@ def layer_removal(
         raise typer.BadParameter(
             "without --remove it needs --unit block: only whole blocks can be saved without", param_hint="--save"
         )
-    with output_folder(output) as folder:
-        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device)
-        removal_units(loaded.layout, unit, span)  # refused before any text is read
+    with ExitStack() as stack:
+        folder = stack.enter_context(output_folder(None if dry_run else output))
+        loaded, streamed = stack.enter_context(
+            opened(
+                checkpoint,
+                dtype=chosen_dtype,
+                device=chosen_device,
+                stream=True if dry_run else stream,
+                max_memory=memory,
+                placement=placement,
+                gradients=estimates is not False,
+            )
+        )
+        if streamed is not None and save is not None:
+            raise typer.BadParameter("a model is saved from memory: give --no-stream too", param_hint="--save")
+        units = removal_units(loaded.layout, unit, span)  # refused before any text is read
         named = joint_unit(loaded.layout, unit, indices) if indices else None
         if save is not None:
             check_pruning(loaded.layout, named, save)
         data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
-        from probes.layer_removal import measure_layer_removal
+        if dry_run and streamed is not None:
+            from probes.streaming.forecast import forecast_layer_removal
 
-        with _progress() as report:
-            result = measure_layer_removal(
-                loaded.model,
-                data,
-                layout=loaded.layout,
-                unit=unit,
-                span=span,
-                remove=indices,
-                documents=documents,
-                threshold=threshold,
-                estimates=estimates,
-                max_memory=memory,
-                seed=seed,
-                on_progress=report,
-            )
+            print_forecast(forecast_layer_removal(streamed, data, (*units, *([named] if named else []))), as_json)
+            return
+        settings: dict[str, Any] = {
+            "unit": unit,
+            "span": span,
+            "remove": indices,
+            "documents": documents,
+            "threshold": threshold,
+            "seed": seed,
+        }
+        if streamed is not None:
+            settings["estimates"] = bool(estimates)
+            state = stack.enter_context(kept_run(streamed, data, "layer-removal", settings, output))
+            result = _streamed(streamed, data, settings, state)
+        else:
+            from probes.layer_removal import measure_layer_removal
+
+            with _progress() as report:
+                result = measure_layer_removal(
+                    loaded.model,
+                    data,
+                    layout=loaded.layout,
+                    estimates=estimates is not False,
+                    max_memory=memory,
+                    on_progress=report,
+                    **settings,
+                )
         record = _record(result, loaded, text_name)
         if folder is not None:
             _write(folder, result, record, loaded)
@@ -131,13 +172,13 @@ def layer_removal(
         _save(loaded, result, save)
 
 
-def _n_bytes(size: str | None) -> int | None:
-    if size is None:
-        return None
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        raise typer.BadParameter(f"'{size}' is no amount of memory; write it as 500MB or 2GB", param_hint="--max-memory")
-    return int(float(match[1]) * _BYTES[match[2].upper()])
+def _streamed(
+    streamed: StreamedCheckpoint, data: Sequence[TokenBatch], settings: dict[str, Any], state: RunState
+) -> LayerRemoval:
+    from probes.streaming.removal import measure_streamed_layer_removal
+
+    with _progress() as report:
+        return measure_streamed_layer_removal(streamed, data, state=state, on_progress=report, **settings)
 
 
 def _indices(text: str | None) -> list[int]:

@@ -217,6 +217,7 @@ class _Run:
         name = self.layout.blocks[block]
         with self.stream.resident((name,)), torch.enable_grad():
             module = self.streamed.model.get_submodule(name)
+            below = self.runner.boundaries_of(block)[0]
             for i, entry in enumerate(self.entries):
                 leaf_BTD = self.streams[i][block].to(self.streamed.device).clone().requires_grad_()
                 with ExitStack() as stack:
@@ -226,8 +227,10 @@ class _Run:
                             take = partial(self._take, i)
                             handle = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
                             stack.callback(handle.remove)
+                    self.readers[i].hold(below, leaf_BTD)
                     output_BTD = self.runner.run(block, leaf_BTD, entry.calls)
                     output_BTD.backward(self.gradients[i])  # type: ignore[no-untyped-call]
+                    self.readers[i].descend(below)  # now: a gate on the shortcut is in place
                 assert leaf_BTD.grad is not None
                 self.gradients[i] = leaf_BTD.grad
 

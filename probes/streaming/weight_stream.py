@@ -47,6 +47,7 @@ class WeightStream:
     Attributes:
         in_place: real parameter -> the meta parameter it stands for, while resident.
         largest_block: the block that takes most memory.
+        reads_ahead: whether the next block is read meanwhile.
         lookups: rows of embeddings read by the last entry.
     """
 
@@ -70,6 +71,7 @@ class WeightStream:
         self.lookups = RowLookups(self._by_rows, device)
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
         self._pending: dict[int, Future[dict[nn.Parameter, Tensor]]] = {}
+        self.reads_ahead = True
         self._last_block = -1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keel-read")
 
@@ -145,7 +147,7 @@ class WeightStream:
 
     def prefetch(self, block: int) -> None:
         """Start to read a block in the background."""
-        if block not in self._pending:
+        if self.reads_ahead and block not in self._pending:
             self._pending[block] = self._thread.submit(self._load, self._blocks[block])
 
     def forget(self) -> None:

@@ -196,13 +196,13 @@ def test_nothing_cheap_leaves_nothing_to_save(checkpoint, text, tmp_path, monkey
 
 @pytest.mark.parametrize(("size", "n_bytes"), [("500MB", 500_000_000), ("2 gb", 2_000_000_000), ("1.5K", 1500), ("0", 0)])
 def test_amounts_of_memory(size: str, n_bytes: int) -> None:
-    from probes.cli.layer_removal import _n_bytes
+    from probes.cli._streaming import n_bytes as parsed
 
-    assert _n_bytes(size) == n_bytes
+    assert parsed(size) == n_bytes
 
 
 def test_spilling_to_disk_changes_no_number(checkpoint, text, monkeypatch, capsys) -> None:
     arguments = (checkpoint, "--text", text, *SHORT, "--json")
     _, here, _ = run(monkeypatch, capsys, *arguments)
-    _, there, _ = run(monkeypatch, capsys, *arguments, "--max-memory", "0")
+    _, there, _ = run(monkeypatch, capsys, *arguments, "--max-memory", "0", "--no-stream")
     assert json.loads(here)["rows"] == json.loads(there)["rows"]

@@ -1,0 +1,239 @@
+"""Options of the commands that read a checkpoint block by block where it does not fit into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.checkpoint import Checkpoint
+    from probes.streaming.forecast import Forecast
+    from probes.streaming.model import StreamedCheckpoint
+    from probes.streaming.run_state import RunState
+    from probes.text import TokenBatch
+
+__all__ = [
+    "DryRunOption",
+    "MaxMemoryOption",
+    "PlacementOption",
+    "StreamOption",
+    "kept_run",
+    "n_bytes",
+    "opened",
+    "print_forecast",
+    "step_progress",
+]
+
+StreamOption: TypeAlias = Annotated[
+    "bool | None",
+    typer.Option(
+        "--stream/--no-stream",
+        help="Keep one block of weights in memory at a time. [default: where the weights exceed --max-memory]",
+        show_default=False,
+    ),
+]
+MaxMemoryOption: TypeAlias = Annotated[
+    "str | None",
+    typer.Option(
+        help="For weights, and for streams before they go to disk, such as 2GB. [default: 80 % of what is available]",
+        show_default=False,
+    ),
+]
+PlacementOption: TypeAlias = Annotated[
+    "str | None",
+    typer.Option(
+        help='Spread the blocks over devices by accelerate: auto, balanced, or JSON such as \'{"": "cpu"}\'.',
+        show_default=False,
+    ),
+]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what a streamed run will read, hold, compute and take.")
+]
+
+_BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", re.IGNORECASE)
+_NAMED_PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def n_bytes(size: str | None) -> int | None:
+    """``500MB``, ``2 gb``, ``1.5K`` or ``0`` as a number of bytes."""
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise typer.BadParameter(f"'{size}' is no amount of memory; write it as 500MB or 2GB", param_hint="--max-memory")
+    return int(float(match[1]) * _BYTES[match[2].upper()])
+
+
+@contextmanager
+def opened(
+    checkpoint: str,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    stream: bool | None,
+    max_memory: int | None,
+    placement: str | None,
+    gradients: bool,
+) -> Iterator[tuple[Checkpoint, StreamedCheckpoint | None]]:
+    """A checkpoint in memory, or opened for streaming where that is asked for or it does not fit.
+
+    Args:
+        checkpoint: as the user names it.
+        dtype: of the parameters.
+        device: where it computes.
+        stream: True or False as asked; None chooses.
+        max_memory: bytes that the weights may take.
+        placement: of accelerate.
+        gradients: whether a backward pass will be run.
+
+    Yields:
+        The checkpoint, and the same opened for streaming or None.
+    """
+    from probes.checkpoint import load_checkpoint
+
+    device_map = _device_map(placement)
+    if device_map is not None:
+        if stream:
+            raise typer.BadParameter("blocks are either streamed or placed; give one of the two", param_hint="--placement")
+        loaded = load_checkpoint(checkpoint, dtype=dtype, device_map=device_map)
+        _check_placement(loaded, gradients)
+        yield loaded, None
+        return
+    if _chosen(checkpoint, dtype, device, stream, max_memory):
+        from probes.streaming.model import open_streamed
+
+        with open_streamed(checkpoint, dtype=dtype, device=device) as streamed:
+            yield streamed.checkpoint, streamed
+        return
+    yield load_checkpoint(checkpoint, dtype=dtype, device=device), None
+
+
+def _chosen(
+    checkpoint: str, dtype: torch.dtype | None, device: torch.device, stream: bool | None, max_memory: int | None
+) -> bool:
+    if stream is not None:
+        return stream
+    from probes.streaming.choice import checkpoint_fit
+
+    fit = checkpoint_fit(checkpoint, dtype=dtype, device=device, max_memory=max_memory)
+    if not fit.fits:
+        print(
+            f"weights of {fit.needed / 1e9:.3g} GB exceed {fit.limit / 1e9:.3g} GB: one block is in memory at a time",
+            file=sys.stderr,
+        )
+    return not fit.fits
+
+
+def _device_map(placement: str | None) -> str | dict[str, object] | None:
+    if placement is None or placement in _NAMED_PLACEMENTS:
+        return placement
+    try:
+        table = json.loads(placement)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        known = ", ".join(_NAMED_PLACEMENTS)
+        raise typer.BadParameter(
+            f"'{placement}' is no placement; known: {known}, or a JSON table of modules and devices", param_hint="--placement"
+        )
+    return table
+
+
+def _check_placement(loaded: Checkpoint, gradients: bool) -> None:
+    """Refuse what accelerate cannot do: a backward pass through weights that are taken away after the forward pass."""
+    from probes.errors import CheckpointError
+
+    places = {str(place) for place in getattr(loaded.model, "hf_device_map", {}).values()}
+    if gradients and len(places) > 1 and places & {"cpu", "disk"}:
+        raise CheckpointError(
+            f"the placement puts parts of {loaded.source} on {', '.join(sorted(places))}: accelerate takes weights on the CPU or "
+            "disk away after the forward pass, and no gradient reaches them; use --stream, which needs one device"
+        )
+
+
+def print_forecast(forecast: Forecast, as_json: bool) -> None:
+    """On stdout: it is what was asked for."""
+    print(json.dumps(forecast.to_dict(), indent=2) if as_json else "\n".join(forecast.lines()))
+
+
+@contextmanager
+def kept_run(
+    streamed: StreamedCheckpoint,
+    batches: Sequence[TokenBatch],
+    command: str,
+    options: Mapping[str, object],
+    output: Path | None,
+) -> Iterator[RunState]:
+    """The state of this command, in the output folder or a cache folder: an interrupted run goes on from it.
+
+    Args:
+        streamed: the checkpoint, whose files take part in the run's name.
+        batches: so do the tokens.
+        command: and the command.
+        options: and whatever else decides the result.
+        output: where results go; None for none.
+
+    Yields:
+        The state; removed at the end, kept after an interruption or an error.
+    """
+    from probes.streaming.run_state import open_run_state
+
+    description = {
+        "command": command,
+        "options": dict(options),
+        "files": {str(path.absolute()): print_of for path, print_of in streamed.stream.reader.fingerprints.items()},
+        "dtype": str(next(streamed.model.parameters()).dtype),
+        "device": str(streamed.device),
+        "tokens": _digest(batches),
+    }
+    place = _cache_folder() if output is None else output
+    with ExitStack() as stack:
+        state = stack.enter_context(open_run_state(place, description))
+        if state.n_steps:
+            print(f"goes on after step {state.n_steps} of an interrupted run ({state.folder})", file=sys.stderr)
+        try:
+            yield state
+        except KeyboardInterrupt:
+            print(
+                f"interrupted after step {state.n_steps}; the same command goes on from there (state in {state.folder})",
+                file=sys.stderr,
+            )
+            raise typer.Exit(130) from None
+        streamed.stream.reader.check_headers()
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel-dynamics"
+
+
+def _digest(batches: Sequence[TokenBatch]) -> str:
+    digest = hashlib.sha256()
+    for batch in batches:
+        for ids in (batch.inputs, batch.targets):
+            digest.update(str(tuple(ids.shape)).encode())
+            digest.update(ids.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def step_progress(words: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over steps on stderr, gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,301 @@
+"""What a streamed run will read, hold, compute and take, before it is started.
+
+Bytes are exact: they follow from the headers and the token ids. Arithmetic is counted on the meta device by running one block
+of each shape there. Time is an estimate from one block that is really read and really run.
+
+Shape suffixes: B sequences, T tokens, D width, N predicted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from probes.block_runner import BlockRunner, Entry
+from probes.preserve import eager, preserved
+from probes.removal_sweep import variants_per_call, variants_through
+from probes.removal_units import Unit
+from probes.streaming.model import StreamedCheckpoint
+from probes.text import TokenBatch
+from probes.token_losses import ROWS_PER_CALL
+
+__all__ = ["Forecast", "forecast_gradient_norms", "forecast_layer_removal"]
+
+_GB, _TERA = 1e9, 1e12
+_TILE_BYTES = 96 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run will cost.
+
+    Attributes:
+        bytes_read: from the files of the checkpoint, vectors that are read at the start included; exact.
+        peak_memory: bytes of tensors at the most expensive moment, apart from the interpreter and its libraries.
+        bytes_on_disk: of residual streams that a resumable run keeps on disk.
+        flops: multiplications and additions of the matrix products.
+        exact_flops: False where they depend on the data (experts), and are an upper limit.
+        bytes_per_second: measured on one block; of the page cache where the files are in it.
+        flops_per_second: measured on one block.
+        seconds: the longer of reading and computing, block by block.
+    """
+
+    bytes_read: int
+    peak_memory: int
+    bytes_on_disk: int
+    flops: int
+    exact_flops: bool
+    bytes_per_second: float
+    flops_per_second: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        """All fields."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        most = "" if self.exact_flops else "at most "
+        return [
+            f"bytes read: {self.bytes_read} ({self.bytes_read / _GB:.3g} GB)",
+            f"peak memory: about {self.peak_memory / _GB:.3g} GB of tensors, one block in use and one being read",
+            f"on disk while it runs: {self.bytes_on_disk / _GB:.3g} GB of residual streams",
+            f"arithmetic: {most}{self.flops / _TERA:.3g} TFLOP",
+            f"time: about {_duration(self.seconds)}, at {self.bytes_per_second / _GB:.2g} GB/s read and "
+            f"{self.flops_per_second / _GB:.3g} GFLOP/s, as measured now on one block",
+        ]
+
+
+def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[TokenBatch]) -> Forecast:
+    """What :func:`probes.streaming.gradients.measure_streamed_gradient_norms` will cost.
+
+    Args:
+        streamed: just opened: nothing but vectors has been read.
+        batches: of shape (B, T).
+    """
+    plan = _Plan(streamed, batches)
+    stream, n_blocks = streamed.stream, streamed.layout.n_blocks
+    tables = sum(stream.other_bytes[p] for p in stream.tables if p not in plan.head_parameters)
+    twice = 1 if plan.head_is_one_window else 2 * len(batches)
+    others = plan.whole_embedding + sum(entry - plan.whole_embedding for entry in plan.entry_bytes)
+    bytes_read = plan.opening + sum(plan.entry_bytes) + 2 * plan.block_bytes + others + tables
+    bytes_read += plan.head_whole_bytes + twice * plan.head_row_bytes
+    forward, backward = plan.block_flops(), plan.block_flops(with_backward=True)
+    head = sum(plan.head_flops(batch.n_predictions, 3 if plan.head_is_one_window else 4) for batch in batches)
+    speed = plan.speed
+    seconds = n_blocks * (
+        max(plan.mean_block / speed[0], forward.mean / speed[1]) + max(plan.mean_block / speed[0], backward.mean / speed[1])
+    )
+    largest = stream.block_memory(stream.largest_block)
+    gradient = max((p.nbytes for p in streamed.model.parameters() if p.is_meta), default=0)
+    carried = 4 * plan.stream_bytes
+    in_block = 2 * largest + gradient + plan.saved_bytes
+    logits = 4 * max(batch.n_predictions for batch in batches) * (plan.head_flops(1, 1) // (2 * plan.width))
+    at_head = largest + plan.window_bytes + 2 * min(logits, _TILE_BYTES) + plan.head_whole_memory
+    return Forecast(
+        bytes_read=bytes_read,
+        peak_memory=plan.vector_bytes + carried + max(in_block, at_head),
+        bytes_on_disk=(n_blocks + 1) * plan.stream_bytes,
+        flops=forward.total + backward.total + head,
+        exact_flops=forward.exact and backward.exact,
+        bytes_per_second=speed[0],
+        flops_per_second=speed[1],
+        seconds=seconds + head / speed[1],
+    )
+
+
+def forecast_layer_removal(
+    streamed: StreamedCheckpoint, batches: Sequence[TokenBatch], units: Sequence[Unit], *, tokens_per_call: int | None = None
+) -> Forecast:
+    """What :func:`probes.streaming.removal.measure_streamed_layer_removal` will cost, without estimates.
+
+    Args:
+        streamed: just opened: nothing but vectors has been read.
+        batches: of shape (B, T).
+        units: what is removed.
+        tokens_per_call: tokens that go through a block at once.
+    """
+    plan = _Plan(streamed, batches)
+    stream = streamed.stream
+    removals = [frozenset(unit.sublayers) for unit in units]
+    through = variants_through(plan.runner, removals)
+    passes = 1 if plan.head_is_one_window else plan.loss_calls(len(removals) + 1, tokens_per_call)
+    bytes_read = plan.opening + sum(plan.entry_bytes) + plan.block_bytes
+    bytes_read += plan.head_whole_bytes + passes * plan.head_row_bytes
+    forward = plan.block_flops()
+    flops = sum(per_block * n for per_block, n in zip(forward.per_block, through, strict=True))
+    head = sum(plan.head_flops(batch.n_predictions * (len(removals) + 1), 1) for batch in batches)
+    rate, speed = plan.speed
+    seconds = sum(
+        max(stream.block_bytes(k) / rate, forward.per_block[k] * through[k] / speed) for k in range(streamed.layout.n_blocks)
+    )
+    largest_batch = max(batch.inputs.numel() for batch in batches)
+    activations = plan.saved_bytes * plan.tokens_at_once(tokens_per_call) // largest_batch
+    largest = stream.block_memory(stream.largest_block)
+    return Forecast(
+        bytes_read=bytes_read,
+        peak_memory=plan.vector_bytes + activations + max(2 * largest, plan.window_bytes + plan.head_whole_memory),
+        bytes_on_disk=2 * (len(removals) + 1) * plan.stream_bytes,
+        flops=flops + head,
+        exact_flops=forward.exact,
+        bytes_per_second=rate,
+        flops_per_second=speed,
+        seconds=seconds + head / speed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flops:
+    """Floating-point operations of each block, for all batches."""
+
+    per_block: list[int]
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.per_block)
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.per_block)
+
+
+class _Plan:
+    """What both probes need to know; reads the embeddings' rows, and one block for the speeds."""
+
+    def __init__(self, streamed: StreamedCheckpoint, batches: Sequence[TokenBatch]) -> None:
+        self.streamed, self.stream, self.layout = streamed, streamed.stream, streamed.layout
+        self.batches = [batch.to(streamed.device) for batch in batches]
+        self.opening = self.stream.n_bytes_read
+        self.stream.reads_ahead = False
+        self.runner = BlockRunner(streamed.model, self.layout, resident=self.stream.resident)
+        with eager(), preserved(streamed.model):
+            self.entries, self.entry_bytes = self._entries()
+            self._saved = 0
+            self._counted: dict[tuple[object, ...], tuple[int, bool]] = {}
+            self.block_flops(with_backward=True)
+            self.saved_bytes = self._saved
+            self.speed = self._speed()
+        self.stream.reads_ahead = True
+        model = streamed.model
+        self.block_bytes = sum(self.stream.block_bytes(k) for k in range(self.layout.n_blocks))
+        self.mean_block = self.block_bytes / self.layout.n_blocks
+        self.stream_bytes = sum(entry.stream_BTD.nbytes for entry in self.entries)
+        self.width = self.entries[0].stream_BTD.shape[-1]
+        self.vector_bytes = sum(p.nbytes for p in model.parameters() if not p.is_meta)
+        names = (*self.runner.tail_modules, *self.layout.head.modules)
+        self.head_parameters = {p for name in names for p in model.get_submodule(name).parameters() if p.is_meta}
+        rows = self.stream.head
+        whole = [p for p in self.head_parameters if rows is None or p is not rows.parameter]
+        self.head_whole_bytes = sum(self.stream.other_bytes[p] for p in whole)
+        self.head_whole_memory = sum(p.nbytes for p in whole)
+        self.head_row_bytes = 0 if rows is None else self.stream.other_bytes[rows.parameter]
+        self.head_is_one_window = rows is None or rows.rows_at_once == len(rows)
+        self.window_bytes = 0 if rows is None else rows.rows_at_once * rows.parameter[0].nbytes
+        self.whole_embedding = self._whole_embedding()
+
+    def _entries(self) -> tuple[list[Entry], list[int]]:
+        entries, sizes = [], []
+        for batch in self.batches:
+            before = self.stream.n_bytes_read
+            entries.append(self.runner.enter(batch.inputs))
+            sizes.append(self.stream.n_bytes_read - before)
+        return entries, sizes
+
+    def _whole_embedding(self) -> int:
+        """Bytes of the embedding's matrices that are read whole."""
+        inside = {p for n in self.layout.embedding_modules for p in self.streamed.model.get_submodule(n).parameters()}
+        return sum(n for p, n in self.stream.other_bytes.items() if p in inside and not self.stream.reads_by_rows(p))
+
+    def head_flops(self, n_rows: int, products: int) -> int:
+        """Matrix products of N x D x V at the head."""
+        matrices = [self.stream.head.parameter] if self.stream.head is not None else list(self.head_parameters)
+        return 2 * products * n_rows * sum(p.numel() for p in matrices)
+
+    def tokens_at_once(self, tokens_per_call: int | None) -> int:
+        """Most tokens that go through a block at once."""
+        sizes = [batch.inputs.numel() for batch in self.batches]
+        return max(size * variants_per_call(size, self.streamed.device, tokens_per_call) for size in sizes)
+
+    def loss_calls(self, n_variants: int, tokens_per_call: int | None) -> int:
+        """How often the head's weight is gone through."""
+        calls = 0
+        for batch in self.batches:
+            most = variants_per_call(batch.inputs.numel(), self.streamed.device, tokens_per_call)
+            groups = [min(most, n_variants - start) for start in range(0, n_variants, most)]
+            calls += sum(math.ceil(n * batch.n_predictions / ROWS_PER_CALL) for n in groups)
+        return calls
+
+    def block_flops(self, *, with_backward: bool = False) -> _Flops:
+        """Of each block for all batches, blocks of one shape counted once."""
+        per_block, exact = [], True
+        for block in range(self.layout.n_blocks):
+            total = 0
+            for entry in self.entries:
+                flops, certain = self._flops_of(block, entry, with_backward)
+                total, exact = total + flops, exact and certain
+            per_block.append(total)
+        return _Flops(per_block, exact)
+
+    def _flops_of(self, block: int, entry: Entry, with_backward: bool) -> tuple[int, bool]:
+        module = self.streamed.model.get_submodule(self.layout.blocks[block])
+        shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+        key = (shapes, tuple(entry.stream_BTD.shape), with_backward)
+        if key not in self._counted:
+            self._counted[key] = self._count(module, block, entry, with_backward)
+        return self._counted[key]
+
+    def _count(self, module: nn.Module, block: int, entry: Entry, with_backward: bool) -> tuple[int, bool]:
+        """Run a copy of the block without numbers; data-dependent shapes (experts) cannot be, and are bounded."""
+        twin = copy.deepcopy(module).to("meta").requires_grad_(with_backward)
+        stream_BTD = entry.stream_BTD.to("meta").requires_grad_(with_backward)
+        args, kwargs = entry.calls[block].to("meta").filled(stream_BTD)
+        saved: dict[int, int] = {}
+        own = {id(p) for p in twin.parameters()}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if id(tensor) not in own and not isinstance(tensor, nn.Parameter):
+                saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        try:
+            with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(with_backward):
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    output: Any = twin(*args, **kwargs)
+                output = output if isinstance(output, Tensor) else output[0]
+                if with_backward:
+                    output.sum().backward()
+        except (RuntimeError, NotImplementedError):
+            tokens = stream_BTD.shape[0] * stream_BTD.shape[1]
+            weights = sum(p.numel() for p in module.parameters())
+            self._saved = max(self._saved, 16 * stream_BTD.nbytes)
+            return 2 * (3 if with_backward else 1) * tokens * weights, False
+        self._saved = max(self._saved, sum(saved.values()))
+        return int(counter.get_total_flops()), True
+
+    def _speed(self) -> tuple[float, float]:
+        """Bytes read and operations done per second, on one block and the first batch."""
+        block, entry = self.stream.largest_block, self.entries[0]
+        started = time.perf_counter()
+        with self.stream.resident((self.layout.blocks[block],)), torch.no_grad():
+            read = time.perf_counter() - started
+            self.runner.run(block, entry.stream_BTD, entry.calls)
+            started = time.perf_counter()
+            self.runner.run(block, entry.stream_BTD, entry.calls)
+            run = time.perf_counter() - started
+        flops, _ = self._flops_of(block, entry, False)
+        return self.stream.block_bytes(block) / max(read, 1e-9), flops / max(run, 1e-9)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
