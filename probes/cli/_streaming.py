@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 StreamOption: TypeAlias = Annotated[
-    "bool | None",
+    bool | None,
     typer.Option(
         "--stream/--no-stream",
         help="Keep one block of weights in memory at a time. [default: where the weights exceed --max-memory]",
@@ -44,14 +44,14 @@ StreamOption: TypeAlias = Annotated[
     ),
 ]
 MaxMemoryOption: TypeAlias = Annotated[
-    "str | None",
+    str | None,
     typer.Option(
         help="For weights, and for streams before they go to disk, such as 2GB. [default: 80 % of what is available]",
         show_default=False,
     ),
 ]
 PlacementOption: TypeAlias = Annotated[
-    "str | None",
+    str | None,
     typer.Option(
         help='Spread the blocks over devices by accelerate: auto, balanced, or JSON such as \'{"": "cpu"}\'.',
         show_default=False,
@@ -158,8 +158,8 @@ def _check_placement(loaded: Checkpoint, gradients: bool) -> None:
     places = {str(place) for place in getattr(loaded.model, "hf_device_map", {}).values()}
     if gradients and len(places) > 1 and places & {"cpu", "disk"}:
         raise CheckpointError(
-            f"the placement puts parts of {loaded.source} on {', '.join(sorted(places))}: accelerate takes weights on the CPU or "
-            "disk away after the forward pass, and no gradient reaches them; use --stream, which needs one device"
+            f"the placement puts parts of {loaded.source} on {', '.join(sorted(places))}: accelerate takes weights on the CPU "
+            "or disk away after the forward pass, and no gradient reaches them; use --stream, which needs one device"
         )
 
 
