@@ -1,28 +1,40 @@
-r"""How each claim is checked by theory alone: the value that the statement gives, the value derived, and an independent number.
+r"""How each claim is checked by theory alone: what the statement gives, what is derived, and an independent number.
 
-Each function returns :class:`Evidence` for one claim of :mod:`keel_theory.claims`. The independent number never uses the
-formula it is compared with: Monte Carlo over random branches with exact vector-Jacobian products, central differences, root
-finding, or the plain recursion at a depth where the limit is close.
+Each function returns :class:`Evidence` for one claim of :mod:`keel_theory.claims`. Where the numbers come from:
 
-Fixed cases: 64 sub-layers unless a claim is about depth, branches of variance one, width 512 for Monte Carlo.
+* **claimed**: the statement's own formula, written out here.
+* **derived**: the library's closed form or recursion, a SymPy limit or proof, or for an identity the difference of two exact
+  Jacobians.
+* **numeric**: random stacks (:mod:`keel_theory.random_stacks`: specs, noise as large as each branch's actual input asks, exact
+  vector-Jacobian products), random matrices, central differences, or a root of a random stack. None of it calls a gain, a
+  product or a variance recursion; where it depends on the width, two widths are extrapolated, so no finite-width formula
+  enters either. A limit is checked at a finite depth, and the tolerance is what the depth leaves.
+
+Exceptions, where there is nothing to simulate: ``deepnorm_alpha`` and ``deepnorm_beta`` compare two published formulas, and
+their independent number is the value in the scheme's spec.
+
+Fixed cases: 64 sub-layers unless a claim is about depth, branches of variance one.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keel_theory.design import smallest_alpha, uniform_product
 from keel_theory.layer_norm import FloatArray, Normalisation
-from keel_theory.propagation import monte_carlo_product, propagate_shortcut, shortcut_log_product, uniform_log_product
+from keel_theory.propagation import shortcut_log_product
+from keel_theory.random_stacks import extrapolated, random_stack
 from keel_theory.schemes import get_scheme
-from keel_theory.spec import NormKind, ResidualSpec, Scheme
+from keel_theory.spec import NormKind, ParameterValue, ResidualSpec, SublayerKind, alternating_kinds
 from keel_theory.sublayer import (
     Branch,
-    NeglectedTerms,
     NormWeights,
     branch_gain,
     neglected_terms,
@@ -39,7 +51,10 @@ from keel_theory.variance import (
     variance_profile,
 )
 
-__all__ = ["CASE", "Case", "Evidence"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ATTEMPTS", "CASE", "Case", "Evidence", "unequal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +87,9 @@ class Case:
 
 CASE = Case()
 _WIDTH = 512
-_DEEP = 10**6
+_DEEP = 1024
+_DEEP_WIDTH = 128
+_N_DRAWS = 128
 _LN_10 = math.log(10)
 _POST_LN = ResidualSpec(norm_out=NormKind.RMS)
 _PRE_LN = ResidualSpec(norm_in=NormKind.RMS)
@@ -91,6 +108,8 @@ class Evidence:
         numeric: the same quantity by an independent calculation.
         numeric_error: standard error of the latter; 0 where nothing is random.
         numeric_tolerance: what the method itself allows (round-off, a finite depth), absolute.
+        rival: what the nearest wrong statement gives, which the numbers have to exclude; None for an identity, whose number
+            is exact, and for a claim that is itself the wrong statement.
     """
 
     quantity: str
@@ -100,11 +119,23 @@ class Evidence:
     numeric: float
     numeric_error: float = 0.0
     numeric_tolerance: float = 1e-9
+    rival: float | None = None
 
     @property
     def consistent(self) -> bool:
         """Whether the independent number confirms the derived one: within three standard errors and the method's tolerance."""
         return abs(self.numeric - self.derived) <= 3 * self.numeric_error + self.numeric_tolerance
+
+    def excludes(self, value: float) -> bool:
+        """Whether the independent number contradicts a value: by more than five standard errors and the method's tolerance."""
+        return abs(self.numeric - value) > 5 * self.numeric_error + self.numeric_tolerance
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per number."""
+        import pandas as pd
+
+        names = ("claimed", "derived", "numeric", "numeric_error", "numeric_tolerance", "rival")
+        return pd.DataFrame({"quantity": self.quantity, "metric": names, "value": [getattr(self, name) for name in names]})
 
 
 # --- Eq. 9: the norm -------------------------------------------------------------------------------------------------------
@@ -112,22 +143,34 @@ class Evidence:
 
 def scale_invariance() -> Evidence:
     """N(c x) = N(x)."""
+    import sympy as sp
+
     x, norm = _random(_WIDTH), Normalisation()
     deviation = max(float(np.abs(norm(c * x) - norm(x)).max()) for c in (1e-6, 0.3, 7.0, 1e6))
+    symbols, factor = sp.symbols("x1:4", real=True), sp.Symbol("c", positive=True)
+    scaled = _symbolic_norm([factor * each for each in symbols])
     return Evidence(
         quantity="largest |LN(c x) - LN(x)|, c = 1e-6 ... 1e6, eps = 0",
         claimed=0.0,
         formula="0",
-        derived=0.0,
+        derived=_largest(scaled - _symbolic_norm(symbols)),
         numeric=deviation,
     )
 
 
 def radial_null_direction() -> Evidence:
     """J x = 0."""
+    import sympy as sp
+
     x, norm = _random(_WIDTH), Normalisation()
-    size = float(np.linalg.norm(norm.jvp(x, x)) / np.linalg.norm(x))
-    return Evidence(quantity="|J x| / |x|, eps = 0", claimed=0.0, formula="0", derived=0.0, numeric=size)
+    symbols = sp.Matrix(sp.symbols("x1:4", real=True))
+    return Evidence(
+        quantity="|J x| / |x|, eps = 0",
+        claimed=0.0,
+        formula="0",
+        derived=_largest(_symbolic_norm(symbols).jacobian(symbols) * symbols),
+        numeric=float(np.linalg.norm(norm.jvp(x, x)) / np.linalg.norm(x)),
+    )
 
 
 # --- Eqs. 13-15: Post-LN ---------------------------------------------------------------------------------------------------
@@ -137,64 +180,98 @@ def post_ln_chain_rule() -> Evidence:
     """dx'/dx = J_LN (I + dF/dx), against central differences."""
     width = 12
     branch, x = _tanh_branch(width), _random(width, seed=3)
-    exact = sublayer_jacobian(_POST_LN, x, branch)
+    stated = Normalisation().jacobian(x + branch.value(x)) @ (np.eye(width) + branch.jacobian(x))
     differences = _difference_jacobian(lambda v: sublayer_output(_POST_LN, v, branch), x)
     return Evidence(
         quantity="|J - J_LN (I + J_F)| / |J|, tanh branch",
         claimed=0.0,
         formula="0",
-        derived=0.0,
-        numeric=float(np.linalg.norm(differences - exact) / np.linalg.norm(exact)),
+        derived=_relative(sublayer_jacobian(_POST_LN, x, branch), stated),
+        numeric=_relative(differences, stated),
     )
 
 
 def branch_path_size() -> Evidence:
-    """The part of the Post-LN Jacobian that the shortcut argument drops."""
-    values = [_linear_terms(_POST_LN, seed).branch_path for seed in range(8)]
+    """The part of the Post-LN Jacobian that the shortcut argument drops, for a fresh random matrix in each draw."""
+    numeric, error = extrapolated(_branch_paths, width=_MATRIX_WIDTH)
     return Evidence(
         quantity="|J_LN J_F| / |J_LN|, linear branch of variance 1",
         claimed=0.0,
         formula="sqrt(q)",
-        derived=1.0,
-        **_mean(values),
-        numeric_tolerance=2 / _MATRIX_WIDTH,
+        derived=branch_gain(_POST_LN) / shortcut_gain(_POST_LN),
+        numeric=numeric,
+        numeric_error=error,
     )
 
 
 def post_ln_gain() -> Evidence:
-    """Eq. 14 with weights."""
-    claimed = CASE.weight_out / (math.sqrt(2) * CASE.weight_before)
-    weights = NormWeights(norm_out=CASE.weight_out)
+    """Eq. 14 with equal entries in each weight."""
     return Evidence(
         quantity="gain of one sub-layer, weights 0.8 before and 1.5 after",
-        claimed=claimed,
+        claimed=CASE.weight_out / (math.sqrt(2) * CASE.weight_before),
         formula="g_l / (g_{l-1} sqrt(1 + q))",
+        derived=shortcut_gain(_POST_LN, stream_variance=CASE.weight_before**2, weights=NormWeights(norm_out=CASE.weight_out)),
+        **_sampled_gain(1.0, _equal(CASE.weight_before), _equal(CASE.weight_before), _equal(CASE.weight_out)),
+        rival=CASE.weight_out / CASE.weight_before,
+    )
+
+
+def post_ln_gain_rms() -> Evidence:
+    """Eq. 14 with unequal entries, by the root mean square of each weight: of w and w/3 it is w sqrt(5)/3."""
+    claimed = CASE.weight_out * math.sqrt(5) / 3 / (math.sqrt(2) * CASE.weight_before)
+    return replace(_unequal_post_ln(), claimed=claimed, rival=CASE.weight_out / (math.sqrt(2) * CASE.weight_before))
+
+
+def post_ln_gain_largest() -> Evidence:
+    """Eq. 14 with unequal entries, by the largest entry of each weight."""
+    return replace(_unequal_post_ln(), claimed=CASE.weight_out / (math.sqrt(2) * CASE.weight_before))
+
+
+def _unequal_post_ln() -> Evidence:
+    weights = NormWeights(norm_out=unequal(CASE.weight_out, _WIDTH))
+    return Evidence(
+        quantity="gain of one sub-layer, weights 0.8 before, 1.5 and 0.5 in turn after",
+        claimed=math.nan,
+        formula="rms(g_l) / (rms(g_{l-1}) sqrt(1 + q))",
         derived=shortcut_gain(_POST_LN, stream_variance=CASE.weight_before**2, weights=weights),
-        **_sampled_gain(1.0, CASE.weight_before, CASE.weight_before, CASE.weight_out),
+        **_sampled_gain(1.0, _equal(CASE.weight_before), _equal(CASE.weight_before), partial(unequal, CASE.weight_out)),
     )
 
 
 def post_ln_product() -> Evidence:
     """Eq. 15: 2^(-L/2)."""
-    return _product_evidence("post_ln", -0.5 * CASE.n_sublayers * math.log10(2), "(1 + q)^(-L/2) = 2^(-L/2)")
+    claimed = -0.5 * CASE.n_sublayers * math.log10(2)
+    return replace(_post_ln_product(claimed), rival=-0.25 * CASE.n_sublayers * math.log10(2))
 
 
 def post_ln_product_wrong_base() -> Evidence:
     """The form in circulation, 1 / L^(L/2)."""
-    depth = CASE.n_sublayers
-    return _product_evidence("post_ln", -0.5 * depth * math.log10(depth), "(1 + q)^(-L/2) = 2^(-L/2)")
+    return _post_ln_product(-0.5 * CASE.n_sublayers * math.log10(CASE.n_sublayers))
+
+
+def _post_ln_product(claimed: float) -> Evidence:
+    numeric, error = _log_product("post_ln", CASE.n_sublayers)
+    return Evidence(
+        quantity="log10 product, L = 64",
+        claimed=claimed,
+        formula="(1 + q)^(-L/2) = 2^(-L/2)",
+        derived=shortcut_log_product(get_scheme("post_ln"), CASE.n_sublayers) / _LN_10,
+        numeric=numeric / _LN_10,
+        numeric_error=error / _LN_10,
+    )
 
 
 def post_ln_full_gradient() -> Evidence:
     """The whole gradient of a Post-LN stack of linear branches, branch paths included."""
-    values = [_full_log10_gain(seed) for seed in range(16)]
+    numeric, error = extrapolated(_full_log10_gains, width=_MATRIX_WIDTH)
+    growth = math.log10(math.hypot(shortcut_gain(_POST_LN), branch_gain(_POST_LN)))
     return Evidence(
         quantity="log10 of the full gradient's gain, L = 64, linear branches",
         claimed=-0.5 * CASE.n_sublayers * math.log10(2),
         formula="(L/2) log10((1 + q)/(1 + q)) = 0",
-        derived=0.0,
-        **_mean(values),
-        numeric_tolerance=CASE.n_sublayers / _FULL_WIDTH / _LN_10,  # terms of order L / D
+        derived=CASE.n_sublayers * growth,
+        numeric=numeric,
+        numeric_error=error,
     )
 
 
@@ -202,7 +279,7 @@ def post_ln_full_gradient() -> Evidence:
 
 
 def keel_gain() -> Evidence:
-    """Eq. 18 with weights."""
+    """Eq. 18 with equal entries in each weight."""
     before, out, inner, alpha = CASE.weight_before, CASE.weight_out, CASE.weight_in, CASE.alpha
     weights = NormWeights(norm_out=out, norm_in=inner)
     return Evidence(
@@ -210,33 +287,51 @@ def keel_gain() -> Evidence:
         claimed=out * alpha / math.sqrt(before**2 * alpha**2 + inner**2),
         formula="g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2 q)",
         derived=shortcut_gain(_KEEL, stream_variance=before**2, weights=weights),
-        **_sampled_gain(alpha, before, inner, out),
+        **_sampled_gain(alpha, _equal(before), _equal(inner), _equal(out)),
+        rival=out * alpha / (before * alpha + inner),
+    )
+
+
+def keel_gain_largest() -> Evidence:
+    """Eq. 18 with unequal entries, by the largest entry of each weight."""
+    before, out, inner, alpha = CASE.weight_before, CASE.weight_out, CASE.weight_in, CASE.alpha
+    weights = NormWeights(norm_out=unequal(out, _WIDTH), norm_in=unequal(inner, _WIDTH))
+    return Evidence(
+        quantity="gain of one sub-layer, a = 8, weights 0.8; 1.5 and 0.5, 1.2 and 0.4 in turn",
+        claimed=out * alpha / math.sqrt(before**2 * alpha**2 + inner**2),
+        formula="rms(g_{l,1}) a / sqrt(rms(g_{l-1,1})^2 a^2 + rms(g_{l,2})^2 q)",
+        derived=shortcut_gain(_KEEL, stream_variance=before**2, weights=weights),
+        **_sampled_gain(alpha, _equal(before), partial(unequal, inner), partial(unequal, out)),
     )
 
 
 def keel_product() -> Evidence:
     """Eq. 19 at one depth."""
     depth = CASE.n_sublayers
-    sampled = _sampled_log_product("scaled_shortcut_normed_input_gain", depth)
+    numeric, error = _log_product(_ATTEMPT_3, depth, n_draws=2 * _N_DRAWS)
     return Evidence(
         quantity="product, L = 64, every sub-layer alike",
         claimed=(1 + 1 / depth**2) ** (-depth / 2),
         formula="(1 + q/L^2)^(-L/2)",
         derived=float(uniform_product(depth, depth)),
-        numeric=math.exp(sampled["numeric"]),
-        numeric_error=sampled["numeric_error"],
+        numeric=math.exp(numeric),
+        numeric_error=error,
+        rival=1.0,
     )
 
 
 def keel_limit() -> Evidence:
     """Eq. 19 in the limit."""
+    numeric, error = _deep_log_product(_ATTEMPT_3)
     return Evidence(
-        quantity="product as L grows, a = L",
+        quantity="product as L grows, a = L (numeric: L = 1024)",
         claimed=1.0,
         formula="lim (1 + q/L^2)^(-L/2) = 1",
         derived=_limit_of_product("L"),
-        numeric=_deep_product(float(_DEEP)),
+        numeric=math.exp(numeric),
+        numeric_error=error,
         numeric_tolerance=1 / _DEEP,
+        rival=float(uniform_product(CASE.n_sublayers, CASE.n_sublayers)),
     )
 
 
@@ -244,26 +339,30 @@ def keel_rate() -> Evidence:
     """How fast the product tends to one."""
     import sympy as sp
 
-    depth = sp.Symbol("L", positive=True)
-    rate = sp.limit(depth * (1 - (1 + depth**-2) ** (-depth / 2)), depth, sp.oo)
+    depth, finite = sp.Symbol("L", positive=True), CASE.n_sublayers
+    numeric, error = _log_product(_ATTEMPT_3, finite, n_draws=2 * _N_DRAWS)
     return Evidence(
-        quantity="L (1 - product) as L grows, a = L",
+        quantity="L (1 - product) as L grows, a = L (numeric: L = 64)",
         claimed=0.5,
         formula="lim L (1 - (1 + 1/L^2)^(-L/2)) = 1/2",
-        derived=float(rate),
-        numeric=-_DEEP * math.expm1(uniform_log_product(float(_DEEP), _DEEP)),
-        numeric_tolerance=1 / _DEEP,
+        derived=float(sp.limit(depth * (1 - (1 + depth**-2) ** (-depth / 2)), depth, sp.oo)),
+        numeric=-finite * math.expm1(numeric),
+        numeric_error=finite * error,
+        numeric_tolerance=1 / (8 * finite),  # the next term of the expansion
+        rival=1.0,
     )
 
 
 def keel_limit_without_power() -> Evidence:
     """The form in circulation: the limit of a single factor, used for the product. Any a that grows would do."""
+    numeric, error = _deep_log_product(_ATTEMPT_3, alpha="sqrt(L)")
     return Evidence(
-        quantity="product as L grows, a = sqrt(L), whose factor a/sqrt(a^2 + 1) tends to 1",
+        quantity="product as L grows, a = sqrt(L), whose factor a/sqrt(a^2 + 1) tends to 1 (numeric: L = 1024)",
         claimed=1.0,
         formula="lim (1 + q/L)^(-L/2) = exp(-q/2)",
         derived=_limit_of_product("sqrt(L)"),
-        numeric=_deep_product(math.sqrt(_DEEP)),
+        numeric=math.exp(numeric),
+        numeric_error=math.exp(numeric) * error,
         numeric_tolerance=1 / _DEEP,
     )
 
@@ -271,82 +370,100 @@ def keel_limit_without_power() -> Evidence:
 def keel_factor_for_product() -> Evidence:
     """The form in circulation at one depth: a / sqrt(a^2 + 1) without the power."""
     exact = keel_product()
-    return replace(exact, claimed=CASE.n_sublayers / math.sqrt(CASE.n_sublayers**2 + 1))
+    return replace(exact, claimed=CASE.n_sublayers / math.sqrt(CASE.n_sublayers**2 + 1), rival=None)
 
 
 def keel_first_block() -> Evidence:
     """Keel as it is implemented: the first block has no scale."""
-    scheme, deep = get_scheme("keel"), 10**5
-    trace = propagate_shortcut(scheme, deep)
+    numeric, error = _deep_log_product("keel")
     return Evidence(
-        quantity="product from the embedding on as L grows, first block by the paper's rules",
+        quantity="product from the embedding on as L grows, first block by the paper's rules (numeric: L = 1024)",
         claimed=1.0,
         formula="1 / sqrt(v_0 + 2 q) = 1 / sqrt(3)",
-        derived=1 / math.sqrt(3),
-        numeric=math.exp(trace.log_product),
-        numeric_tolerance=1 / deep,
+        derived=math.exp(shortcut_log_product(get_scheme("keel"), 10**12)),
+        numeric=math.exp(numeric),
+        numeric_error=math.exp(numeric) * error,
+        numeric_tolerance=1 / _DEEP,
     )
 
 
 def keel_after_first_block() -> Evidence:
     """Keel as it is implemented, from the second block on."""
-    deep = 10**5
-    trace = propagate_shortcut(get_scheme("keel"), deep)
+    import sympy as sp
+
+    depth = sp.Symbol("L", positive=True)
+    numeric, error = _deep_log_product("keel", first=2)
     return Evidence(
-        quantity="product from the second block on as L grows",
+        quantity="product from the second block on as L grows (numeric: L = 1024)",
         claimed=1.0,
         formula="lim (1 + q/L^2)^(-(L - 2)/2) = 1",
-        derived=1.0,
-        numeric=math.exp(math.fsum(trace.log_gains[2:])),
-        numeric_tolerance=1 / deep,
+        derived=float(sp.limit((1 + depth**-2) ** (-(depth - 2) / 2), depth, sp.oo)),
+        numeric=math.exp(numeric),
+        numeric_error=error,
+        numeric_tolerance=1 / _DEEP,
+        rival=float(uniform_product(CASE.n_sublayers, CASE.n_sublayers)),
     )
 
 
 def keel_reduces_to_post_ln() -> Evidence:
-    """Eq. 8 with a = 1 and without its inner norm is Eq. 3."""
+    """Eq. 8 with a = 1 and without its inner norm is Eq. 3: Jacobians derived, outputs calculated."""
     spec = replace(_KEEL, shortcut_scale=1.0, norm_in=NormKind.NONE)
     branch, x = _tanh_branch(16), _random(16, seed=4)
-    by_hand = Normalisation()(x + branch.value(x))
-    return _identity("largest difference of outputs", sublayer_output(spec, x, branch), by_hand)
+    jacobian = Normalisation().jacobian(x + branch.value(x)) @ (np.eye(16) + branch.jacobian(x))
+    return Evidence(
+        quantity="largest difference (derived: of Jacobians; numeric: of outputs)",
+        claimed=0.0,
+        formula="0",
+        derived=float(np.abs(sublayer_jacobian(spec, x, branch) - jacobian).max()),
+        numeric=float(np.abs(sublayer_output(spec, x, branch) - Normalisation()(x + branch.value(x))).max()),
+    )
 
 
 def input_gain_merges() -> Evidence:
-    """Eq. 26: F(b * LN(x)) is F(LN(x)) with b in the norm's weight."""
-    gain, x = _random(16, seed=5), _random(16, seed=4)
-    branch, norm_out = _tanh_branch(16), Normalisation()
-    separate = norm_out(CASE.alpha * x + branch.value(gain * Normalisation()(x)))
-    merged = norm_out(CASE.alpha * x + branch.value(Normalisation(weight=gain)(x)))
-    return _identity("largest difference of outputs", separate, merged)
+    """Eq. 26: F(b * LN(x)) is F(LN(x)) with b in the norm's weight: Jacobians derived, outputs calculated."""
+    gain, x, inner = _random(16, seed=5), _random(16, seed=4), _tanh_branch(16)
+    behind_gain = Branch(value=lambda y: inner.value(gain * y), jacobian=lambda y: inner.jacobian(gain * y) * gain)
+    merged = Normalisation(weight=gain)
+    total = CASE.alpha * x + inner.value(merged(x))
+    jacobian = Normalisation().jacobian(total) @ (CASE.alpha * np.eye(16) + inner.jacobian(merged(x)) @ merged.jacobian(x))
+    return Evidence(
+        quantity="largest difference (derived: of Jacobians; numeric: of outputs)",
+        claimed=0.0,
+        formula="0",
+        derived=float(np.abs(sublayer_jacobian(_KEEL, x, behind_gain) - jacobian).max()),
+        numeric=float(np.abs(sublayer_output(_KEEL, x, behind_gain) - Normalisation()(total)).max()),
+    )
 
 
 def attempts_share_the_shortcut() -> Evidence:
-    """Eqs. 24-26 differ in what the branch reads, not in the shortcut."""
-    first, third = (
-        shortcut_log_product(get_scheme(f"scaled_shortcut{suffix}"), CASE.n_sublayers) for suffix in ("", "_normed_input_gain")
-    )
-    sampled = _sampled_log_product("scaled_shortcut", CASE.n_sublayers)
+    """Eqs. 24-26 differ in what the branch reads, not in the shortcut; each attempt has draws of its own."""
+    depth = CASE.n_sublayers
+    first, second, third = (shortcut_log_product(get_scheme(name), depth) for name in ATTEMPTS)
+    (one, error_1), (two, error_2), (three, error_3) = (_log_product(name, depth) for name in ATTEMPTS)
     return Evidence(
-        quantity="ln product of attempt 1 minus that of attempt 3, L = 64",
+        quantity="ln product of attempt 1 minus the mean of attempts 2 and 3, L = 64",
         claimed=0.0,
         formula="0",
-        derived=first - third,
-        numeric=sampled["numeric"] - third,
-        numeric_error=sampled["numeric_error"],
+        derived=first - (second + third) / 2,
+        numeric=one - (two + three) / 2,
+        numeric_error=math.hypot(error_1, error_2 / 2, error_3 / 2),
+        rival=shortcut_log_product(get_scheme("post_ln"), depth) - third,  # an attempt without its scale
     )
 
 
 def keel_branch_gain() -> Evidence:
-    """Eq. 27 with weights, for a branch that keeps lengths."""
+    """Eq. 27 with equal entries in each weight, for a branch that keeps lengths."""
     before, out, inner, alpha = CASE.weight_before, CASE.weight_out, CASE.weight_in, CASE.alpha
     weights = NormWeights(norm_out=out, norm_in=inner)
-    values = [_exact_branch_gain(seed, weights) for seed in range(6)]
+    numeric, error = extrapolated(partial(_branch_gains, _KEEL, before, weights), width=_MATRIX_WIDTH)
     return Evidence(
         quantity="gain through the branch, a = 8, weights 0.8, 1.5, 1.2, orthogonal dF",
         claimed=out * inner / (before * math.sqrt(before**2 * alpha**2 + inner**2)),
         formula="g_{l,1} g_{l,2} |dF| / (g_{l-1,1} sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2 q))",
         derived=branch_gain(_KEEL, stream_variance=before**2, weights=weights),
-        **_mean(values),
-        numeric_tolerance=2 / _MATRIX_WIDTH,  # two radial directions, a share 1/D each
+        numeric=numeric,
+        numeric_error=error,
+        rival=out * inner / math.sqrt(before**2 * alpha**2 + inner**2),
     )
 
 
@@ -356,12 +473,16 @@ def keel_branch_gain_depth() -> Evidence:
 
     depth = sp.Symbol("L", positive=True)
     deep = replace(_KEEL, shortcut_scale=float(_DEEP))
+    numeric, error = extrapolated(partial(_branch_gains, deep, 1.0, NormWeights()), width=_MATRIX_WIDTH)
     return Evidence(
-        quantity="L times the gain through the branch as L grows, a = L, unit weights",
+        quantity="L times the gain through the branch as L grows, a = L, unit weights (numeric: L = 1024)",
         claimed=1.0,
         formula="lim L / sqrt(L^2 + q) = 1",
         derived=float(sp.limit(depth / sp.sqrt(depth**2 + 1), depth, sp.oo)),
-        numeric=_DEEP * branch_gain(deep),
+        numeric=_DEEP * numeric,
+        numeric_error=_DEEP * error,
+        numeric_tolerance=2 / _MATRIX_WIDTH**2,  # what two widths leave of two radial directions
+        rival=math.sqrt(_DEEP),
     )
 
 
@@ -370,60 +491,65 @@ def keel_branch_gain_depth() -> Evidence:
 
 def highway_product() -> Evidence:
     """Eq. 1: what the carry gate keeps."""
+    numeric, error = _log_product("highway", CASE.n_sublayers, gate_bias=CASE.gate_bias)
     scheme = get_scheme("highway").with_parameters(gate_bias=CASE.gate_bias)
-    sampled = _sampled_log_product(scheme, CASE.n_sublayers)
     return Evidence(
         quantity="log10 product, L = 64, gate bias -1",
         claimed=CASE.n_sublayers * math.log10(1 - CASE.gate),
         formula="(1 - T)^L",
         derived=shortcut_log_product(scheme, CASE.n_sublayers) / _LN_10,
-        numeric=sampled["numeric"] / _LN_10,
-        numeric_error=sampled["numeric_error"] / _LN_10,
+        numeric=numeric / _LN_10,
+        numeric_error=error / _LN_10,
+        rival=0.0,
     )
 
 
 def highway_variance_decay() -> Evidence:
     """Eq. 1 mixes convexly, so a variance-keeping branch lets the stream fade."""
-    scheme = get_scheme("highway").with_parameters(gate_bias=CASE.gate_bias)
     depth = CASE.n_sublayers
-    recursion = variance_profile(scheme.specs(depth)).stream[-1]
+    mean, error = _last_variance("highway", gate_bias=CASE.gate_bias)
     return Evidence(
         quantity="log10 of the stream's variance after L = 64, gate bias -1",
         claimed=depth * math.log10((1 - CASE.gate) ** 2 + CASE.gate**2),
         formula="L log10(C^2 + T^2 q)",
         derived=math.log10(float(highway_variance(CASE.gate, depth))),
-        numeric=math.log10(recursion),
+        numeric=math.log10(mean),
+        numeric_error=error / mean / _LN_10,
+        rival=0.0,
     )
 
 
 def deepnorm_drifted() -> Evidence:
-    """DeepNorm once its small initial branches have grown to variance one."""
+    """DeepNorm once its small initial branches have grown to variance one; two depths are extrapolated in 1/sqrt(L)."""
     import sympy as sp
 
     depth = sp.Symbol("L", positive=True)
-    ratio = sp.limit(sp.sqrt(depth) * sp.log(1 + 1 / sp.sqrt(depth)), depth, sp.oo)
-    numeric = uniform_log_product(_DEEP**0.25, _DEEP) / (-0.5 * math.sqrt(_DEEP))
+    (shallow, error_1), (deep, error_2) = (_log_product("deepnorm", n, n_draws=64) for n in (_DEEP // 4, _DEEP))
+    unit_1, unit_2 = (-0.5 * math.sqrt(n) for n in (_DEEP // 4, _DEEP))
     return Evidence(
-        quantity="ln product / (-sqrt(L)/2) as L grows, a = L^(1/4), q = 1",
+        quantity="ln product / (-sqrt(L)/2) as L grows, a = L^(1/4), q = 1 (numeric: from L = 256 and 1024)",
         claimed=1.0,
         formula="lim sqrt(L) ln(1 + 1/sqrt(L)) = 1",
-        derived=float(ratio),
-        numeric=numeric,
-        numeric_tolerance=1 / math.sqrt(_DEEP),
+        derived=float(sp.limit(sp.sqrt(depth) * sp.log(1 + 1 / sp.sqrt(depth)), depth, sp.oo)),
+        numeric=2 * deep / unit_2 - shallow / unit_1,
+        numeric_error=math.hypot(2 * error_2 / unit_2, error_1 / unit_1),
+        numeric_tolerance=1 / _DEEP,
+        rival=2.0,
     )
 
 
 def deepnorm_at_initialisation() -> Evidence:
     """DeepNorm as initialised: two matrices of each branch are L^(-1/4) times smaller, so q = 1/L."""
     scheme, depth = get_scheme("deepnorm"), CASE.n_sublayers
-    sampled = _sampled_log_product(scheme, depth, scaled_matrices=2)
+    numeric, error = _log_product("deepnorm", depth, scaled_matrices=2)
     return Evidence(
         quantity="product, L = 64, two matrices of each branch scaled by L^(-1/4)",
         claimed=(1 + depth**-1.5) ** (-depth / 2),
         formula="(1 + b^4/a^2)^(-L/2) = (1 + L^(-3/2))^(-L/2)",
         derived=math.exp(shortcut_log_product(scheme, depth, scaled_matrices=2)),
-        numeric=math.exp(sampled["numeric"]),
-        numeric_error=sampled["numeric_error"],
+        numeric=math.exp(numeric),
+        numeric_error=error,
+        rival=1.0,
     )
 
 
@@ -434,7 +560,8 @@ def deepnorm_alpha() -> Evidence:
         quantity="a, L = 64 sub-layers, M = 32 blocks",
         claimed=depth**0.25,
         formula="(2M)^(1/4) = L^(1/4)",
-        derived=(2 * (depth // 2)) ** 0.25,
+        derived=(2 * _n_blocks(depth)) ** 0.25,
+        rival=(8 * _n_blocks(depth)) ** 0.25,
         numeric=get_scheme("deepnorm").specs(depth)[-1].shortcut_scale,
     )
 
@@ -446,59 +573,84 @@ def deepnorm_beta() -> Evidence:
         quantity="b, L = 64 sub-layers, M = 32 blocks",
         claimed=depth**-0.25,
         formula="(8M)^(-1/4) = L^(-1/4) / sqrt(2)",
-        derived=(8 * (depth // 2)) ** -0.25,
+        derived=(8 * _n_blocks(depth)) ** -0.25,
         numeric=get_scheme("deepnorm").with_parameters(beta="deepnet").specs(depth)[-1].init_gain,
     )
 
 
 def pre_ln_product() -> Evidence:
     """Eq. 6: nothing is lost."""
-    sampled = _sampled_log_product("pre_ln", CASE.n_sublayers)
+    numeric, error = _log_product("pre_ln", CASE.n_sublayers)
     return Evidence(
         quantity="ln product, L = 64",
         claimed=0.0,
         formula="0",
         derived=shortcut_log_product(get_scheme("pre_ln"), CASE.n_sublayers),
-        numeric=sampled["numeric"],
-        numeric_error=sampled["numeric_error"],
+        numeric=numeric,
+        numeric_error=error,
+        rival=-0.5 * math.log1p(CASE.n_sublayers),  # what is left behind a final norm
     )
 
 
 def pre_ln_growth() -> Evidence:
     """Eq. 6: the stream's variance grows linearly."""
     depth = CASE.n_sublayers
-    values = [float(np.mean(_pre_ln_stream(seed, depth) ** 2)) for seed in range(32)]
+    mean, error = _last_variance("pre_ln")
     return Evidence(
         quantity="variance of the stream after L = 64",
         claimed=1.0 + depth,
         formula="v_0 + q L",
         derived=float(pre_ln_variance(depth)),
-        **_mean(values),
+        numeric=mean,
+        numeric_error=error,
+        rival=1.0 + depth / 2,
     )
 
 
 def pre_ln_fading() -> Evidence:
     """Eq. 6: what the last sub-layer adds to its own output."""
     depth = CASE.n_sublayers
+    specs = get_scheme("pre_ln").specs(depth)
+    numeric, error = extrapolated(
+        lambda width, seed: random_stack(specs, width=width, n_draws=_N_DRAWS, seed=seed).last_shares, width=_WIDTH, seed=21
+    )
     return Evidence(
         quantity="share of its output's variance that the last of L = 64 sub-layers writes",
         claimed=1 / (1 + depth),
         formula="q / (v_0 + q (l + 1)), l = L - 1",
         derived=float(pre_ln_update_share(depth - 1)),
-        numeric=float(variance_profile(get_scheme("pre_ln").specs(depth)).update_share[-1]),
+        numeric=numeric,
+        numeric_error=error,
+        rival=1 / (1 + depth / 2),
+    )
+
+
+def layernorm_scaling_growth() -> Evidence:
+    """LayerNorm Scaling's cure: what block l reads is smaller by 1/sqrt(l), so the stream grows like a logarithm."""
+    depth = CASE.n_sublayers
+    mean, error = _last_variance("layernorm_scaling")
+    return Evidence(
+        quantity="variance of the stream after L = 64",
+        claimed=1 + 2 * math.fsum(1 / block for block in range(1, depth // 2 + 1)),
+        formula="v_0 + 2 q (1 + 1/2 + ... + 1/M), M = 32 blocks",
+        derived=float(variance_profile(get_scheme("layernorm_scaling").specs(depth)).stream[-1]),
+        numeric=mean,
+        numeric_error=error,
+        rival=1.0 + depth,  # Pre-LN's
     )
 
 
 def admin_product() -> Evidence:
     """Admin at initialisation: the gains telescope."""
-    sampled = _sampled_log_product("admin", CASE.n_sublayers)
+    numeric, error = _log_product("admin", CASE.n_sublayers)
     return Evidence(
         quantity="product, L = 64, profiled scales",
         claimed=1 / math.sqrt(1 + CASE.n_sublayers),
         formula="1 / sqrt(1 + q L)",
         derived=float(admin_shortcut_product(CASE.n_sublayers)),
-        numeric=math.exp(sampled["numeric"]),
-        numeric_error=math.exp(sampled["numeric"]) * sampled["numeric_error"],
+        numeric=math.exp(numeric),
+        numeric_error=math.exp(numeric) * error,
+        rival=1 / math.sqrt(1 + CASE.n_sublayers / 2),
     )
 
 
@@ -506,31 +658,48 @@ def admin_product() -> Evidence:
 
 
 def alpha_needed() -> Evidence:
-    """Whether a = L is what the shortcut needs."""
-    from scipy.optimize import brentq
-
-    depth, gain = CASE.n_sublayers, CASE.min_gain
-    root = brentq(lambda a: uniform_log_product(a, depth) - math.log(gain), 1e-3, 1e6, xtol=1e-12, rtol=1e-14)
+    """Whether a = L is what the shortcut needs: a root of the product of random stacks that share their draws."""
+    depth = CASE.n_sublayers
+    derived = float(smallest_alpha(CASE.min_gain, depth))
+    numeric, error = extrapolated(_roots, width=_MATRIX_WIDTH)
     return Evidence(
         quantity="smallest a whose product over L = 64 is 0.9",
         claimed=float(depth),
         formula="sqrt(q / (g^(-2/L) - 1)) ~ sqrt(q L / (2 ln(1/g)))",
-        derived=float(smallest_alpha(gain, depth)),
-        numeric=float(root),
+        derived=derived,
+        numeric=numeric,
+        numeric_error=error,
     )
 
 
 def product_is_cosine() -> Evidence:
-    """The shortcut product is the cosine between input and output of the stack."""
+    """The shortcut product is the cosine between input and output of a stack whose sub-layers all have an output norm."""
     alpha, depth = CASE.alpha, CASE.n_sublayers
-    values = [_stack_cosine(seed, alpha, depth) for seed in range(32)]
+    specs = [replace(_KEEL, shortcut_scale=alpha)] * depth
+    numeric, error = _cosines(specs, seed=31)
     return Evidence(
         quantity="cosine between input and output, L = 64, a = 8",
         claimed=float(uniform_product(alpha, depth)),
         formula="(1 + q/a^2)^(-L/2)",
-        derived=float(variance_profile([replace(_KEEL, shortcut_scale=alpha)] * depth).input_cosine),
-        **_mean(values),
-        numeric_tolerance=depth / (_WIDTH * alpha**2),
+        derived=variance_profile(specs).input_cosine,
+        numeric=numeric,
+        numeric_error=error,
+        rival=float(uniform_product(alpha, depth / 2)),
+    )
+
+
+def pre_ln_cosine() -> Evidence:
+    """The same for a stack without output norms."""
+    depth = CASE.n_sublayers
+    scheme = get_scheme("pre_ln")
+    numeric, error = _cosines(scheme.specs(depth), seed=32)
+    return Evidence(
+        quantity="cosine between input and output of Pre-LN, L = 64",
+        claimed=math.exp(shortcut_log_product(scheme, depth)),
+        formula="1 / sqrt(1 + q L)",
+        derived=variance_profile(scheme.specs(depth)).input_cosine,
+        numeric=numeric,
+        numeric_error=error,
     )
 
 
@@ -554,63 +723,110 @@ def update_is_held_gradient() -> Evidence:
 
 def update_is_full_gradient() -> Evidence:
     """With the target differentiated as well, for a random linear branch."""
-    values = [_linear_alignment(seed) for seed in range(16)]
+    numeric, error = extrapolated(_linear_alignments, width=_MATRIX_WIDTH)
     return Evidence(
         quantity="cosine of the update with the negative gradient, G differentiated, random linear branch",
         claimed=1.0,
         formula="|u| / |u + J^T x| = 1 / sqrt(2)",
         derived=1 / math.sqrt(2),
-        **_mean(values),
-        numeric_tolerance=1 / _MATRIX_WIDTH,
+        numeric=numeric,
+        numeric_error=error,
     )
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------------
 
 _MATRIX_WIDTH = 256
-_FULL_WIDTH = 128
+_ATTEMPT_3 = "scaled_shortcut_normed_input_gain"
+ATTEMPTS = ("scaled_shortcut", "scaled_shortcut_input_gain", _ATTEMPT_3)
+
+
+def unequal(largest: float, width: int) -> FloatArray:
+    """A weight with unequal entries, its largest and a third of it in turn, shape (width,)."""
+    return np.where(np.arange(width) % 2 == 0, largest, largest / 3)
+
+
+def _equal(size: float) -> Callable[[int], FloatArray]:
+    return lambda width: np.full(width, size)
 
 
 def _random(*shape: int, seed: int = 0) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def _mean(values: list[float]) -> dict[str, float]:
-    """Mean and standard error as keyword arguments of the evidence."""
-    return {"numeric": float(np.mean(values)), "numeric_error": float(np.std(values, ddof=1) / math.sqrt(len(values)))}
+def _relative(a: FloatArray, b: FloatArray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def _identity(quantity: str, a: FloatArray, b: FloatArray) -> Evidence:
-    return Evidence(quantity=quantity, claimed=0.0, formula="0", derived=0.0, numeric=float(np.abs(a - b).max()))
+def _n_blocks(n_sublayers: int) -> int:
+    return alternating_kinds(n_sublayers).count(SublayerKind.ATTENTION)
 
 
-def _sampled_log_product(scheme: Scheme | str, n_sublayers: int, *, scaled_matrices: int = 0) -> dict[str, float]:
-    """Monte Carlo over random branches, moved from width 512 to infinite width by the predicted difference.
+def _symbolic_norm(entries: Any) -> Any:
+    import sympy as sp
 
-    Each scheme has draws of its own, so that the claims do not share one lucky or unlucky noise.
-    """
-    scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
-    drawn = monte_carlo_product(
-        scheme,
-        n_sublayers,
-        width=_WIDTH,
-        n_draws=128,
-        scaled_matrices=scaled_matrices,
-        seed=zlib.crc32(scheme.name.encode()),
+    return sp.Matrix(entries) / sp.sqrt(sum(entry**2 for entry in entries) / len(entries))
+
+
+def _largest(matrix: Any) -> float:
+    """Largest entry of a matrix that simplifies to numbers; NaN, which confirms nothing, if it does not."""
+    import sympy as sp
+
+    entries = [sp.simplify(entry) for entry in matrix]
+    return max(abs(float(entry)) for entry in entries) if all(entry.is_number for entry in entries) else math.nan
+
+
+@cache
+def _log_product(
+    name: str,
+    n_sublayers: int,
+    *,
+    width: int = _WIDTH,
+    n_draws: int = _N_DRAWS,
+    scaled_matrices: int = 0,
+    first: int = 0,
+    **parameters: ParameterValue,
+) -> tuple[float, float]:
+    """Mean log product at infinite width and its error, from sub-layer ``first`` on; each scheme has draws of its own."""
+    scheme = get_scheme(name)
+    specs = (scheme.with_parameters(**parameters) if parameters else scheme).specs(n_sublayers)
+
+    def measure(width: int, seed: int) -> FloatArray:
+        stack = random_stack(specs, width=width, n_draws=n_draws, scaled_matrices=scaled_matrices, seed=seed)
+        products: FloatArray = stack.log_gains[first:].sum(axis=0)
+        return products
+
+    return extrapolated(measure, width=width, seed=zlib.crc32(name.encode()))
+
+
+def _deep_log_product(name: str, *, first: int = 0, **parameters: ParameterValue) -> tuple[float, float]:
+    return _log_product(name, _DEEP, width=_DEEP_WIDTH, first=first, **parameters)
+
+
+def _last_variance(name: str, **parameters: ParameterValue) -> tuple[float, float]:
+    """Mean square of the last stream and its error; its mean has no finite-width term."""
+    scheme = get_scheme(name)
+    specs = (scheme.with_parameters(**parameters) if parameters else scheme).specs(CASE.n_sublayers)
+    stack = random_stack(specs, width=_WIDTH, n_draws=_N_DRAWS, seed=zlib.crc32(name.encode()))
+    return float(stack.last_variances.mean()), float(stack.last_variances.std(ddof=1)) / math.sqrt(_N_DRAWS)
+
+
+def _cosines(specs: Sequence[ResidualSpec], seed: int) -> tuple[float, float]:
+    return extrapolated(
+        lambda width, seed: random_stack(specs, width=width, n_draws=_N_DRAWS, seed=seed).input_cosines, width=_WIDTH, seed=seed
     )
-    return {"numeric": drawn.mean - (drawn.predicted.mean - drawn.closed_form), "numeric_error": drawn.standard_error}
 
 
-def _product_evidence(scheme: str, claimed: float, formula: str) -> Evidence:
-    sampled = _sampled_log_product(scheme, CASE.n_sublayers)
-    return Evidence(
-        quantity="log10 product, L = 64",
-        claimed=claimed,
-        formula=formula,
-        derived=shortcut_log_product(get_scheme(scheme), CASE.n_sublayers) / _LN_10,
-        numeric=sampled["numeric"] / _LN_10,
-        numeric_error=sampled["numeric_error"] / _LN_10,
-    )
+def _roots(width: int, seed: int) -> list[float]:
+    """The scale at which the product of random stacks is the gain wanted, from four sets of draws."""
+    from scipy.optimize import brentq
+
+    def excess(alpha: float, draws: int) -> float:
+        specs = [replace(_KEEL, shortcut_scale=alpha)] * CASE.n_sublayers
+        products = random_stack(specs, width=width, n_draws=_N_DRAWS // 4, seed=100 * seed + draws).log_products
+        return float(products.mean()) - math.log(CASE.min_gain)
+
+    return [float(brentq(excess, 8.0, 40.0, args=(draws,), xtol=1e-3)) for draws in range(6)]
 
 
 def _limit_of_product(alpha: str) -> float:
@@ -621,18 +837,26 @@ def _limit_of_product(alpha: str) -> float:
     return float(sp.limit((1 + scale**-2) ** (-depth / 2), depth, sp.oo))
 
 
-def _deep_product(alpha: float) -> float:
-    return math.exp(uniform_log_product(alpha, _DEEP))
+def _sampled_gain(
+    alpha: float,
+    weight_before: Callable[[int], FloatArray],
+    weight_inside: Callable[[int], FloatArray],
+    weight_out: Callable[[int], FloatArray],
+) -> dict[str, float]:
+    """Gain of a random gradient through one norm; the branch is noise whose entries are as large as its weight's."""
 
+    def gains(width: int, seed: int) -> FloatArray:
+        rng, norm = np.random.default_rng(seed), Normalisation(weight=weight_out(width))
+        x = Normalisation(weight=weight_before(width))(rng.standard_normal((512, width)))
+        read = rng.standard_normal(x.shape) * weight_inside(width)
+        size = np.sqrt(np.mean(read**2, axis=1, keepdims=True))
+        z = alpha * x + size * rng.standard_normal(x.shape)  # F mixes the entries
+        gradient = rng.standard_normal(x.shape)
+        through: FloatArray = np.linalg.norm(alpha * norm.vjp(z, gradient), axis=1) / np.linalg.norm(gradient, axis=1)
+        return through
 
-def _sampled_gain(alpha: float, stream_rms: float, branch_rms: float, weight_out: float) -> dict[str, float]:
-    """Gain of a random gradient through one norm, for a noise branch of the given RMS."""
-    rng, norm = np.random.default_rng(11), Normalisation(weight=np.full(_WIDTH, weight_out))
-    x = stream_rms * Normalisation()(rng.standard_normal((64, _WIDTH)))
-    z = alpha * x + branch_rms * rng.standard_normal(x.shape)
-    gradient = rng.standard_normal(x.shape)
-    gains = np.linalg.norm(alpha * norm.vjp(z, gradient), axis=1) / np.linalg.norm(gradient, axis=1)
-    return {**_mean(list(gains)), "numeric_tolerance": 2.0 / _WIDTH}
+    numeric, error = extrapolated(gains, width=_WIDTH, seed=11)
+    return {"numeric": numeric, "numeric_error": error}
 
 
 def _tanh_branch(width: int) -> Branch:
@@ -640,9 +864,8 @@ def _tanh_branch(width: int) -> Branch:
     return Branch(value=lambda x: np.tanh(matrix @ x), jacobian=lambda x: (1 - np.tanh(matrix @ x) ** 2)[:, None] * matrix)
 
 
-def _difference_jacobian(function: object, x: FloatArray, step: float = 1e-3) -> FloatArray:
+def _difference_jacobian(function: Callable[[FloatArray], FloatArray], x: FloatArray, step: float = 1e-3) -> FloatArray:
     """Fourth-order central differences, column by column."""
-    assert callable(function)
     shifts = step * np.eye(len(x))
     columns = [
         (8 * (function(x + h) - function(x - h)) - (function(x + 2 * h) - function(x - 2 * h))) / (12 * step) for h in shifts
@@ -654,22 +877,37 @@ def _gaussian_matrix(width: int, rng: np.random.Generator) -> FloatArray:
     return rng.standard_normal((width, width)) / math.sqrt(width)
 
 
-def _linear_terms(spec: ResidualSpec, seed: int) -> NeglectedTerms:
+def _orthogonal_matrix(width: int, rng: np.random.Generator) -> FloatArray:
+    """Uniform over rotations and reflections; Q alone is not, since its signs depend on how it is computed."""
+    q, r = np.linalg.qr(rng.standard_normal((width, width)))
+    return np.asarray(q * np.sign(np.diag(r)))
+
+
+def _branch_paths(width: int, seed: int) -> list[float]:
+    """The neglected term for eight linear branches, each with a matrix of its own."""
     rng = np.random.default_rng(seed)
-    return neglected_terms(spec, rng.standard_normal(_MATRIX_WIDTH), Branch.linear(_gaussian_matrix(_MATRIX_WIDTH, rng)))
+    return [
+        neglected_terms(_POST_LN, rng.standard_normal(width), Branch.linear(_gaussian_matrix(width, rng))).branch_path
+        for _ in range(8)
+    ]
 
 
-def _full_log10_gain(seed: int) -> float:
+def _full_log10_gains(width: int, seed: int) -> list[float]:
+    rng = np.random.default_rng(seed)
+    return [_full_log10_gain(width, rng) for _ in range(12)]
+
+
+def _full_log10_gain(width: int, rng: np.random.Generator) -> float:
     """Backpropagate a random gradient through Post-LN sub-layers with linear branches, shortcut and branch together."""
-    rng, norm = np.random.default_rng(seed), Normalisation()
-    x = norm(rng.standard_normal(_FULL_WIDTH))
+    norm = Normalisation()
+    x = norm(rng.standard_normal(width))
     tape = []
     for _ in range(CASE.n_sublayers):
-        matrix = _gaussian_matrix(_FULL_WIDTH, rng)
+        matrix = _gaussian_matrix(width, rng)
         z = x + matrix @ x
         tape.append((matrix, z))
         x = norm(z)
-    gradient = rng.standard_normal(_FULL_WIDTH)
+    gradient = rng.standard_normal(width)
     start = np.linalg.norm(gradient)
     for matrix, z in reversed(tape):
         through_norm = norm.vjp(z, gradient)
@@ -677,37 +915,28 @@ def _full_log10_gain(seed: int) -> float:
     return float(np.log10(np.linalg.norm(gradient) / start))
 
 
-def _exact_branch_gain(seed: int, weights: NormWeights) -> float:
+def _branch_gains(spec: ResidualSpec, before: float, weights: NormWeights, width: int, seed: int) -> list[float]:
+    """Gain through the branch alone, for six orthogonal branches."""
     rng = np.random.default_rng(seed)
-    orthogonal = np.linalg.qr(rng.standard_normal((_MATRIX_WIDTH, _MATRIX_WIDTH)))[0]
-    x = CASE.weight_before * Normalisation()(rng.standard_normal(_MATRIX_WIDTH))
-    branch = Branch.linear(orthogonal)
-    whole = sublayer_jacobian(_KEEL, x, branch, weights=weights)
-    norm = Normalisation(weight=np.full(_MATRIX_WIDTH, weights.norm_out))
-    z = CASE.alpha * x + orthogonal @ (weights.norm_in * Normalisation()(x))
-    through_branch = whole - CASE.alpha * norm.jacobian(z)
-    return float(np.linalg.norm(through_branch) / math.sqrt(_MATRIX_WIDTH))
+    return [_exact_branch_gain(spec, before, weights, width, rng) for _ in range(6)]
 
 
-def _pre_ln_stream(seed: int, n_sublayers: int) -> FloatArray:
+def _exact_branch_gain(spec: ResidualSpec, before: float, weights: NormWeights, width: int, rng: np.random.Generator) -> float:
+    orthogonal = _orthogonal_matrix(width, rng)
+    x = before * Normalisation()(rng.standard_normal(width))
+    inner, outer = (Normalisation(weight=np.full(width, size)) for size in (weights.norm_in, weights.norm_out))
+    z = spec.shortcut_scale * x + orthogonal @ inner(x)
+    through_branch = outer.jacobian(z) @ orthogonal @ inner.jacobian(x)
+    return float(np.linalg.norm(through_branch) / math.sqrt(width))
+
+
+def _linear_alignments(width: int, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
-    stream = Normalisation()(rng.standard_normal(_WIDTH))
-    for _ in range(n_sublayers):
-        stream = stream + rng.standard_normal(_WIDTH)
-    return stream
+    return [_linear_alignment(width, rng) for _ in range(16)]
 
 
-def _stack_cosine(seed: int, alpha: float, n_sublayers: int) -> float:
-    rng, norm = np.random.default_rng(seed), Normalisation()
-    first = stream = norm(rng.standard_normal(_WIDTH))
-    for _ in range(n_sublayers):
-        stream = norm(alpha * stream + rng.standard_normal(_WIDTH))
-    return float(first @ stream / _WIDTH)
-
-
-def _linear_alignment(seed: int) -> float:
+def _linear_alignment(width: int, rng: np.random.Generator) -> float:
     """Cosine for u = M x, by the formula of the full gradient of <x, M x>: (M + M^T) x."""
-    rng = np.random.default_rng(seed)
-    matrix, x = _gaussian_matrix(_MATRIX_WIDTH, rng), rng.standard_normal(_MATRIX_WIDTH)
+    matrix, x = _gaussian_matrix(width, rng), rng.standard_normal(width)
     update, full = matrix @ x, matrix @ x + matrix.T @ x
     return float(update @ full / np.linalg.norm(update) / np.linalg.norm(full))

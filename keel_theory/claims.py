@@ -2,9 +2,10 @@
 
 Only what a machine can check is here: equations and inequalities, not benchmarks. A claim is **expected** to hold or to be
 refuted: the wrong forms in circulation, and readings that go beyond an equation's assumptions, are claims too, and a run in
-which one of them held would be as wrong as one in which Eq. (15) failed. Three numbers stand beside each claim: the derived
-value, an independent number, and a value measured on a real model (``probes/claim_measurements.py``; not part of this package,
-which never imports torch).
+which one of them held would be as wrong as one in which Eq. (15) failed. A claim is refuted only where the numbers contradict
+it, by five standard errors; one that holds has to exclude a rival, so that agreement means something. Three numbers stand
+beside each claim: the derived value, an independent number, and a value measured on a real model
+(``probes/claim_measurements.py``; not part of this package, which never imports torch).
 
 Source: Chen & Wei 2026, arXiv:2601.19895 (v2). Equation numbers are the paper's; ``-`` marks what is derived here.
 """
@@ -16,12 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from keel_theory import claim_checks as checks
 from keel_theory.claim_checks import Evidence
 from keel_theory.errors import TheoryError
 
-__all__ = ["CLAIMS", "Claim", "ClaimError", "ClaimResult", "Verdict", "get_claim"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CLAIMS", "Claim", "ClaimError", "ClaimResult", "Verdict", "claims_frame", "get_claim"]
 
 
 class ClaimError(TheoryError):
@@ -58,7 +63,15 @@ class Claim:
     tolerance: float = 1e-9
 
     def run(self) -> ClaimResult:
-        """Check the claim by theory: the derived value against the claimed one, and the independent number against both."""
+        """Check the claim by theory: the derived value against the claimed one, and the independent number against both.
+
+        Returns:
+            The evidence and the verdict.
+
+        Example:
+            >>> get_claim("9-scale").run().passed
+            True
+        """
         evidence = self.check()
         agrees = math.isclose(evidence.claimed, evidence.derived, rel_tol=self.tolerance, abs_tol=self.tolerance)
         return ClaimResult(claim=self, evidence=evidence, verdict=Verdict.HOLDS if agrees else Verdict.REFUTED)
@@ -73,12 +86,27 @@ class ClaimResult:
     verdict: Verdict
 
     @property
+    def excluded(self) -> float | None:
+        """The value that the numbers have to contradict: a refuted claim's own, or the rival of one that holds."""
+        return self.evidence.claimed if self.claim.expected is Verdict.REFUTED else self.evidence.rival
+
+    @property
     def passed(self) -> bool:
-        """Whether the verdict is the expected one and the independent number confirms the derived value."""
-        return self.verdict is self.claim.expected and self.evidence.consistent
+        """Whether the verdict is the expected one, and the independent number confirms the derived value and no other."""
+        excluded = self.excluded
+        decided = excluded is None or self.evidence.excludes(excluded)
+        return self.verdict is self.claim.expected and self.evidence.consistent and decided
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per number, with the claim's id and the verdict."""
+        frame = self.evidence.to_frame()
+        frame.insert(0, "claim", self.claim.id)
+        return frame.assign(verdict=self.verdict.value, expected=self.claim.expected.value, passed=self.passed)
 
 
+_EQUAL = "equal entries in each weight (g is their common size, and so also ||weight||_inf)"
 _NOISE = "q = 1, branches uncorrelated with the stream, unit weights, eps = 0, large width"
+_ONE_NORM = "q = 1, x and F uncorrelated, eps = 0, large width"
 _SHORTCUT = f"branches held constant; {_NOISE}"
 _INDEPENDENT = f"branches independent of each other; {_NOISE}"
 
@@ -147,8 +175,22 @@ _LIST: tuple[Claim, ...] = (
         "14-gain",
         "14",
         "one Post-LN shortcut has gain g_l / (sqrt(2) g_{l-1})",
-        "branch and stream of equal variance (q = 1 for a branch without an inner norm), uncorrelated, eps = 0, large width",
+        f"{_EQUAL}; branch and stream of equal variance (q = 1 without an inner norm), uncorrelated, eps = 0, large width",
         checks.post_ln_gain,
+    ),
+    _claim(
+        "14-rms",
+        "14",
+        "one Post-LN shortcut has gain g_l / (sqrt(2) g_{l-1}) with g the root mean square of the weight's entries",
+        f"unequal entries in g_l; {_ONE_NORM}",
+        checks.post_ln_gain_rms,
+    ),
+    _wrong(
+        "14-largest",
+        "14",
+        "one Post-LN shortcut has gain g_l / (sqrt(2) g_{l-1}) with g = ||weight||_inf",
+        f"unequal entries in g_l; {_ONE_NORM}",
+        checks.post_ln_gain_largest,
     ),
     _claim("15-product", "15", "Post-LN's shortcut product is 1 / 2^(L/2)", _SHORTCUT, checks.post_ln_product),
     _wrong(
@@ -169,8 +211,15 @@ _LIST: tuple[Claim, ...] = (
         "18-gain",
         "18",
         "one Keel shortcut has gain g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2)",
-        "q = 1, x and F uncorrelated, eps = 0, large width",
+        f"{_EQUAL}; {_ONE_NORM}",
         checks.keel_gain,
+    ),
+    _wrong(
+        "18-largest",
+        "18",
+        "one Keel shortcut has gain g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2) with g = ||weight||_inf",
+        f"unequal entries in g_{{l,1}} and g_{{l,2}}; {_ONE_NORM}",
+        checks.keel_gain_largest,
     ),
     _claim(
         "19-product",
@@ -216,7 +265,6 @@ _LIST: tuple[Claim, ...] = (
         "with the paper's rules for the first block the product from the second block on tends to 1",
         _SHORTCUT,
         checks.keel_after_first_block,
-        1e-5,
     ),
     _claim(
         "24-26-shortcut",
@@ -237,7 +285,7 @@ _LIST: tuple[Claim, ...] = (
         "27-branch-gain",
         "27",
         "the branch of Keel has gain g_{l,1} g_{l,2} |dF| / (g_{l-1,1} sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2))",
-        "dF acts alike on all directions; q = 1, x and F uncorrelated, eps = 0, large width",
+        f"{_EQUAL}; dF acts alike on all directions; {_ONE_NORM}",
         checks.keel_branch_gain,
     ),
     _claim(
@@ -269,11 +317,25 @@ _LIST: tuple[Claim, ...] = (
         checks.admin_product,
     ),
     _claim(
+        "layernorm-scaling",
+        "-",
+        "LayerNorm Scaling's stream grows like a logarithm, v = v_0 + 2 q (1 + 1/2 + ... + 1/M) over M blocks",
+        f"F homogeneous of degree one; {_INDEPENDENT}",
+        checks.layernorm_scaling_growth,
+    ),
+    _claim(
         "cosine",
         "-",
         "the shortcut product is also the cosine between the stack's input and its output",
-        _INDEPENDENT,
+        f"every sub-layer has an output norm, no gate, no rule for the first block, input of variance 1; {_INDEPENDENT}",
         checks.product_is_cosine,
+    ),
+    _wrong(
+        "cosine-pre-ln",
+        "-",
+        "the shortcut product is the cosine between input and output of a Pre-LN stack too",
+        _INDEPENDENT,
+        checks.pre_ln_cosine,
     ),
     _wrong("alpha-needed", "-", "the shortcut needs a = L to keep 0.9 of its gradient", _SHORTCUT, checks.alpha_needed),
 )
@@ -284,9 +346,36 @@ CLAIMS: Mapping[str, Claim] = MappingProxyType({claim.id: claim for claim in _LI
 def get_claim(claim_id: str) -> Claim:
     """The claim of that id.
 
+    Args:
+        claim_id: a key of :data:`CLAIMS`.
+
+    Returns:
+        The claim.
+
     Raises:
         ClaimError: if there is none; the message lists the known ids.
+
+    Example:
+        >>> get_claim("15-product").statement
+        "Post-LN's shortcut product is 1 / 2^(L/2)"
     """
     if claim_id not in CLAIMS:
         raise ClaimError(f"unknown claim '{claim_id}'; known: {', '.join(CLAIMS)}")
     return CLAIMS[claim_id]
+
+
+def claims_frame() -> pd.DataFrame:
+    """The statements as a frame, unchecked: one row per claim.
+
+    Returns:
+        Columns id, equation, statement, assumes, expected, tolerance.
+
+    Example:
+        >>> claims_frame().set_index("id").loc["15-wrong-base", "expected"]
+        'refuted'
+    """
+    import pandas as pd
+
+    names = ("id", "equation", "statement", "assumes", "tolerance")
+    rows = [{name: getattr(claim, name) for name in names} | {"expected": claim.expected.value} for claim in CLAIMS.values()]
+    return pd.DataFrame(rows)

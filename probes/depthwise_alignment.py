@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,9 @@ __all__ = ["DepthwiseAlignment", "SublayerAlignment", "measure_depthwise_alignme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SublayerAlignment:
-    """One sub-layer; every number is a mean over all positions, dimensionless.
+    """One sub-layer; every number but the last is a mean over the positions that have an update, dimensionless.
+
+    None stands for "no update": the branch is zero at every position, and a cosine with it has no meaning.
 
     Attributes:
         sublayer: 0-based position among all sub-layers.
@@ -48,16 +50,18 @@ class SublayerAlignment:
         target_stream_cosine: cosine between the target term and the stream; 0 behind an input norm without epsilon.
         stream_cosine: cosine between u and the stream x; positive where the depth-wise loss is negative.
         step_ratio: size of u over the size of x, before the shortcut scale.
+        updated_share: share of the positions at which the branch is not zero, in [0, 1].
     """
 
     sublayer: int
     block: int
     kind: str
-    alignment: float
-    target_ratio: float
-    target_stream_cosine: float
-    stream_cosine: float
-    step_ratio: float
+    alignment: float | None
+    target_ratio: float | None
+    target_stream_cosine: float | None
+    stream_cosine: float | None
+    step_ratio: float | None
+    updated_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +79,25 @@ class DepthwiseAlignment:
     sublayers: tuple[SublayerAlignment, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """Tidy rows, one per sub-layer and metric."""
+        """Tidy rows, one per sub-layer and metric; status is ``measured``, or ``no update`` where there is no value."""
         import pandas as pd
 
         wide = pd.DataFrame([{name: getattr(row, name) for name in SublayerAlignment.__slots__} for row in self.sublayers])
         tidy = wide.melt(id_vars=["sublayer", "block", "kind"], var_name="metric", value_name="value")
+        tidy["value"] = tidy["value"].astype("float64")
+        tidy["status"] = tidy["value"].notna().map({True: "measured", False: "no update"})
         tidy["unit"] = "dimensionless"
         tidy.insert(0, "family", self.family)
         return tidy.sort_values(["sublayer", "metric"], ignore_index=True)
 
 
 def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> DepthwiseAlignment:
-    """Compare every sub-layer's update with its own depth-wise gradient, in one forward pass.
+    r"""Compare every sub-layer's update with its own depth-wise gradient, in one forward pass.
+
+    .. math:: \cos\bigl(u,\ u + J_u^\top x\bigr)
+
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (31)-(34), with the target differentiated.   Status: exact for the tokens.
+    Assumes: nothing of the model; x is the stream that the layout names.
 
     Args:
         model: measured in evaluation mode; left as it was found, without hooks or gradients.
@@ -98,6 +109,14 @@ def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT
 
     Raises:
         UnsupportedModelError: if no branch is visible, or a branch does not depend on the stream that the layout names.
+
+    Example:
+        >>> from probes.config import tiny
+        >>> from probes.model import Transformer, residual_layout
+        >>> model = Transformer(tiny("keel"))
+        >>> result = measure_depthwise_alignment(model, residual_layout(model), torch.arange(6)[None])
+        >>> len(result.sublayers) == model.config.n_sublayers, result.sublayers[0].updated_share
+        (True, 1.0)
     """
     model = unwrapped(model)
     visible = [(i, s) for i, s in enumerate(layout.sublayers) if s.branch is not None]
@@ -112,8 +131,8 @@ def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT
             x_BTD = streams[sublayer.boundary_in]
             u_BTD = branches[index].reshape(x_BTD.shape)  # some families flatten positions in their FFN
             target_BTD = _target_term(x_BTD, u_BTD, f"block {sublayer.block} {sublayer.kind.value}")
-            numbers = _compare(x_BTD.detach(), u_BTD.detach(), target_BTD)
-            rows.append(SublayerAlignment(sublayer=index, block=sublayer.block, kind=sublayer.kind.value, **numbers))
+            place = _Place(sublayer=index, block=sublayer.block, kind=sublayer.kind.value)
+            rows.append(_compare(place, x_BTD.detach(), u_BTD.detach(), target_BTD))
     return DepthwiseAlignment(family=layout.family, n_tokens=ids_BT.numel(), sublayers=tuple(rows))
 
 
@@ -125,20 +144,34 @@ def _target_term(x_BTD: Tensor, u_BTD: Tensor, place: str) -> Tensor:
     return term
 
 
-def _compare(x_BTD: Tensor, u_BTD: Tensor, target_BTD: Tensor) -> dict[str, float]:
+def _compare(place: _Place, x_BTD: Tensor, u_BTD: Tensor, target_BTD: Tensor) -> SublayerAlignment:
     x, u, target = (t.double() for t in (x_BTD, u_BTD, target_BTD))
-    size_u, size_x = u.norm(dim=-1), x.norm(dim=-1)
-    return {
-        "alignment": _cosine(u, u + target),
-        "target_ratio": float((target.norm(dim=-1) / size_u).mean()),
-        "target_stream_cosine": _cosine(target, x),
-        "stream_cosine": _cosine(u, x),
-        "step_ratio": float((size_u / size_x).mean()),
-    }
+    size_u = u.norm(dim=-1)
+    mean = partial(_mean_where, size_u > 0)
+    return SublayerAlignment(
+        **place,
+        alignment=mean(_cosine(u, u + target)),
+        target_ratio=mean(target.norm(dim=-1) / size_u),
+        target_stream_cosine=mean(_cosine(target, x)),
+        stream_cosine=mean(_cosine(u, x)),
+        step_ratio=mean(size_u / x.norm(dim=-1)),
+        updated_share=float((size_u > 0).double().mean()),
+    )
 
 
-def _cosine(a_BTD: Tensor, b_BTD: Tensor) -> float:
-    return float(((a_BTD * b_BTD).sum(-1) / (a_BTD.norm(dim=-1) * b_BTD.norm(dim=-1))).mean())
+class _Place(TypedDict):
+    sublayer: int
+    block: int
+    kind: str
+
+
+def _mean_where(chosen_BT: Tensor, values_BT: Tensor) -> float | None:
+    return float(values_BT[chosen_BT].mean()) if chosen_BT.any() else None
+
+
+def _cosine(a_BTD: Tensor, b_BTD: Tensor) -> Tensor:
+    cosine: Tensor = (a_BTD * b_BTD).sum(-1) / (a_BTD.norm(dim=-1) * b_BTD.norm(dim=-1))
+    return cosine
 
 
 def _forward(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keel_theory.claims import CLAIMS, ClaimResult, get_claim
 from probes.claim_measurements import Measurement, measure_claim
 
-__all__ = ["Verification", "as_markdown", "as_row", "verify_claims"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Verification", "as_markdown", "as_row", "verifications_frame", "verify_claims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +29,43 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is the expected one, and independent number and measurement confirm the derived form."""
-        return self.result.passed and self.measurement.agrees
+        """Whether independent number and measurement confirm the derived form and contradict what they have to contradict.
+
+        A refuted claim, or the rival of one that holds, is moved to the measurement's width and depth as the derived form is.
+        """
+        return self.result.passed and self.measurement.agrees and self._excludes
+
+    @property
+    def _excludes(self) -> bool:
+        excluded = self.result.excluded
+        if excluded is None:
+            return True
+        return self.measurement.excludes(excluded + self.measurement.predicted - self.result.evidence.derived)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row with everything about the claim."""
+        import pandas as pd
+
+        return pd.DataFrame([as_row(self)])
 
 
 def verify_claims(ids: Iterable[str] = CLAIMS, *, progress: Callable[[str], None] = lambda _: None) -> tuple[Verification, ...]:
     """Check and measure claims.
 
     Args:
-        ids: which; all of them by default. An unknown one is a ClaimError before anything runs.
+        ids: which; all of them by default. An unknown one is a ClaimError before anything runs; one named twice runs once.
         progress: called with each claim's id before it is checked.
 
     Returns:
         One verification per claim, in the order given.
+
+    Example:
+        >>> (done,) = verify_claims(["9-radial"])
+        >>> done.passed
+        True
     """
     done = []
-    for claim in [get_claim(claim_id) for claim_id in ids]:
+    for claim in [get_claim(claim_id) for claim_id in dict.fromkeys(ids)]:
         progress(claim.id)
         done.append(Verification(claim.run(), measure_claim(claim.id)))
     return tuple(done)
@@ -63,8 +87,11 @@ def as_row(verification: Verification) -> dict[str, Any]:
         "tolerance": claim.tolerance,
         "numeric": evidence.numeric,
         "numeric_error": evidence.numeric_error,
+        "numeric_tolerance": evidence.numeric_tolerance,
+        "excluded": result.excluded,
         "measured": measurement.value,
         "measured_error": measurement.error,
+        "measured_tolerance": measurement.tolerance,
         "measured_predicted": measurement.predicted,
         "own_branches": measurement.own,
         "setting": measurement.setting,
@@ -72,6 +99,17 @@ def as_row(verification: Verification) -> dict[str, Any]:
         "expected": claim.expected.value,
         "passed": verification.passed,
     }
+
+
+def verifications_frame(verifications: Iterable[Verification]) -> pd.DataFrame:
+    """Verifications as a frame.
+
+    Returns:
+        The columns of :func:`as_row`, one row per claim.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([as_row(each) for each in verifications])
 
 
 def as_markdown(verifications: Iterable[Verification]) -> str:

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from probes.verification import Verification
 
-__all__ = ["register"]
+__all__ = ["ClaimProgress", "register", "require_place"]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,11 +43,11 @@ def verify(
 
     if json and markdown:
         raise typer.BadParameter("--json and --markdown exclude each other")
-    ids = [get_claim(claim).id for claim in claims or CLAIMS]
-    _require_folder(output)
+    ids = list(dict.fromkeys(get_claim(claim).id for claim in claims or CLAIMS))
+    require_place(output)
     from probes.verification import as_markdown, as_row, verify_claims
 
-    done = verify_claims(ids, progress=_Progress(len(ids)))
+    done = verify_claims(ids, progress=ClaimProgress(len(ids)))
     if json:
         from probes.cli._tables import as_json
 
@@ -60,15 +60,33 @@ def verify(
         raise typer.Exit(1)
 
 
-def _require_folder(output: Path | None) -> None:
-    """Half a minute of checks must not end at a place that cannot be written to."""
+def require_place(output: Path | None) -> None:
+    """Half a minute of checks must not end at a place that cannot be written to.
+
+    Args:
+        output: the file to be written at the end; None for stdout.
+
+    Raises:
+        OutputError: if it is a folder or a device, or its folder is missing or cannot be written to.
+    """
+    import os
+
     from probes.errors import OutputError
 
-    if output is not None and not output.parent.is_dir():
-        raise OutputError(f"cannot write '{output}': its folder does not exist")
+    if output is None:
+        return
+    reason = None
+    if not output.parent.is_dir():
+        reason = "its folder does not exist"
+    elif output.exists() and not output.is_file():
+        reason = "it is a folder or a device"
+    elif not os.access(output.parent, os.W_OK):
+        reason = "its folder cannot be written to"
+    if reason is not None:
+        raise OutputError(f"cannot write '{output}': {reason}; name a file in an existing folder you may write to")
 
 
-class _Progress:
+class ClaimProgress:
     """One line on stderr, overwritten on a terminal and silent elsewhere but for the start."""
 
     def __init__(self, n_claims: int) -> None:
@@ -78,6 +96,11 @@ class _Progress:
             print(f"checking {n_claims} claims", file=sys.stderr)
 
     def __call__(self, claim: str) -> None:
+        """Show that a claim is next.
+
+        Args:
+            claim: its id.
+        """
         self.n_done += 1
         if self.live:
             end = "\n" if self.n_done == self.n_claims else ""
@@ -95,6 +118,8 @@ def _table(done: tuple[Verification, ...]) -> str:
             "",
             "claimed: by the statement; derived: by theory; numeric: independent calculation; measured: on a real model under",
             "the claim's assumptions, beside what theory predicts at that width; own branches: on the model as initialised.",
+            "numeric and measured must agree with derived and predicted to 3 standard errors, and must be 5 away from what is",
+            "refuted, or from the nearest wrong statement where a claim holds.",
             f"{n_passed} of {len(done)} claims as expected; statements and assumptions: keel verify --markdown",
         ]
     )

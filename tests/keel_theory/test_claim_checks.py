@@ -1,6 +1,7 @@
 """What counts as confirmed; the checks themselves are run claim by claim in test_claims."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +41,35 @@ def test_every_check_belongs_to_a_claim() -> None:
         for name, function in inspect.getmembers(claim_checks, inspect.isfunction)
         if function.__module__ == claim_checks.__name__ and not name.startswith("_")
     }
-    assert public == {claim.check for claim in CLAIMS.values()}
+    assert public - {claim_checks.unequal} == {claim.check for claim in CLAIMS.values()}
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "tolerance", "excluded"),
+    [(2.0, 0.19, 0.0, True), (2.0, 0.21, 0.0, False), (2.0, 0.1, 0.49, True), (2.0, 0.1, 0.51, False)],
+)
+def test_excluded_beyond_five_errors_and_the_tolerance(value: float, error: float, tolerance: float, excluded: bool) -> None:
+    assert _evidence(1.0, error, tolerance).excludes(value) is excluded
+
+
+def test_unequal_weights_have_the_largest_entry_named_and_the_rms_that_the_claim_uses() -> None:
+    weight = claim_checks.unequal(1.5, 64)
+    assert weight.max() == 1.5
+    assert (weight**2).mean() == pytest.approx(1.5**2 * 5 / 9)
+
+
+@pytest.mark.parametrize(
+    "name", ["shortcut_log_product", "shortcut_gain", "branch_gain", "uniform_product", "variance_profile"]
+)
+def test_no_independent_number_uses_what_it_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the library's formulas spoilt, not one independent number moves."""
+    before = {id: claim.check().numeric for id, claim in CLAIMS.items()}
+    monkeypatch.setattr(
+        claim_checks,
+        name,
+        lambda *_, **__: SimpleNamespace(stream=[3.0], input_cosine=3.0) if name == "variance_profile" else 3.0,
+    )
+    assert {id: claim.check().numeric for id, claim in CLAIMS.items()} == before
 
 
 def test_numbers_are_the_same_at_every_run() -> None:

@@ -53,7 +53,7 @@ def test_every_visible_branch_is_measured(family: str) -> None:
     assert [row.kind for row in result.sublayers] == ["attention", "ffn"] * 3
     assert all(-1 <= row.alignment <= 1 and row.target_ratio > 0 for row in result.sublayers)
     frame = result.to_frame()
-    assert len(frame) == 5 * 6
+    assert len(frame) == 6 * 6
     assert frame["value"].notna().all()
 
 
@@ -66,6 +66,38 @@ def test_an_inner_norm_makes_the_target_term_orthogonal_to_the_stream(scheme: st
     sizes = np.array([abs(row.target_stream_cosine) for row in rows])
     assert (sizes < 1e-9).all() == orthogonal
     assert orthogonal or sizes.max() > 1e-2
+
+
+def _silence(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+
+
+def test_a_branch_of_zero_is_said_to_have_no_update() -> None:
+    model = _own("pre_ln")
+    _silence(list(model.sublayers())[1].branch.function)
+    result = measure_depthwise_alignment(model, describe_model(model), tiny_ids())
+    silent, others = result.sublayers[1], [row for row in result.sublayers if row.sublayer != 1]
+    assert silent.updated_share == 0.0
+    assert [silent.alignment, silent.target_ratio, silent.stream_cosine, silent.step_ratio] == [None] * 4
+    assert all(row.updated_share == 1.0 and row.alignment is not None for row in others)
+    frame = result.to_frame()
+    assert set(frame.loc[frame["value"].isna(), "sublayer"]) == {1}
+    assert (frame["status"] == "no update").equals(frame["value"].isna())
+
+
+def test_positions_without_an_update_do_not_spoil_the_mean_of_the_others() -> None:
+    """A branch that is zero for one token id: the mean is that over the other positions."""
+    model = _own("pre_ln")
+    ids = tiny_ids(1, 6)
+    sublayer = list(model.sublayers())[1]
+    full = measure_depthwise_alignment(model, describe_model(model), ids[:, :5]).sublayers[1]
+    sublayer.branch.function.register_forward_hook(lambda _, args, out: torch.cat([out[:, :5], 0 * out[:, 5:]], dim=1))
+    partly = measure_depthwise_alignment(model, describe_model(model), ids).sublayers[1]
+    assert partly.updated_share == pytest.approx(5 / 6)
+    assert partly.alignment == pytest.approx(full.alignment, abs=1e-12)
+    assert partly.step_ratio == pytest.approx(full.step_ratio)
 
 
 def test_frozen_models_are_measured_too() -> None:

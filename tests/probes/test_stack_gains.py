@@ -6,29 +6,41 @@ import pytest
 import torch
 
 from keel_theory.propagation import finite_width_product, propagate_shortcut
-from keel_theory.schemes import SCHEMES
-from keel_theory.spec import ProfileKind
+from keel_theory.schemes import SCHEMES, get_scheme
+from keel_theory.spec import ProfileKind, Scheme
+from probes.admin_profile import profile_admin
 from probes.config import ModelConfig
 from probes.model import Transformer
-from probes.stack_gains import full_log_gain, noise_stack, own_stack
+from probes.stack_gains import full_log_gain, noise_branches, noise_stack, own_stack
 
 WIDTH = 64
 
 
 def _model(scheme: str, n_sublayers: int, **values: object) -> Transformer:
-    """A model whose gate is the constant, and whose profiled scales are the values, that theory assumes."""
+    """A model whose gate is the constant that theory assumes, and whose profiled scales are profiled on noise."""
     config = ModelConfig(
         scheme=scheme, n_blocks=n_sublayers // 2, width=WIDTH, ffn_width=32, compute_dtype="float64", norm_eps=1e-12, **values
     )
     model = Transformer(config)
-    trace = propagate_shortcut(config.residual_scheme, n_sublayers)
     with torch.no_grad():
-        for sublayer, scale in zip(model.sublayers(), trace.shortcut_scales, strict=True):
+        model.embedding.weight.div_(model.embedding.weight.square().mean(-1, keepdim=True).sqrt())
+        for sublayer in model.sublayers():
             if sublayer.gate is not None:
                 sublayer.gate.weight.zero_()
-            if sublayer.spec.profile is ProfileKind.ADMIN:
-                sublayer.shortcut_scale.fill_(float(scale))
+    if any(sublayer.spec.profile is ProfileKind.ADMIN for sublayer in model.sublayers()):
+        with noise_branches(model, seed=3):
+            profile_admin(model, [torch.arange(256).reshape(4, 64)])
     return model
+
+
+def _second_order(scheme: Scheme, n_sublayers: int) -> float:
+    """What the first-order prediction leaves out: sin^4 of the angle by which each norm's sum turns the stream, over D^2.
+
+    It vanishes with the branch's share, so that a deep stack of small branches is held to its standard error alone.
+    """
+    trace = propagate_shortcut(scheme, n_sublayers)
+    shares = trace.added_variances / (trace.shortcut_scales**2 * trace.stream_variances[:-1] + trace.added_variances)
+    return float((shares[trace.normalised] ** 2).sum()) / WIDTH**2
 
 
 @pytest.mark.parametrize("n_sublayers", [16, 64, 256, pytest.param(1024, marks=pytest.mark.slow)])
@@ -39,9 +51,49 @@ def test_noise_branches_give_the_predicted_product(scheme: str, n_sublayers: int
     products = noise_stack(model, n_positions=256).log_products
     predicted = finite_width_product(model.config.residual_scheme, n_sublayers, width=WIDTH)
     error = float(products.std()) / math.sqrt(len(products))
-    second_order = n_sublayers / WIDTH**2  # what the first-order prediction leaves out
+    second_order = _second_order(model.config.residual_scheme, n_sublayers)
     assert abs(float(products.mean()) - predicted.mean) < 3.5 * error + second_order + 1e-9
     assert float(products.std()) == pytest.approx(predicted.standard_deviation, rel=0.2, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n_sublayers", "alpha"), [(64, "L/2"), (256, "L/4"), pytest.param(1024, "L/10", marks=pytest.mark.slow)]
+)
+def test_keel_with_a_smaller_scale_is_noticed(n_sublayers: int, alpha: str) -> None:
+    model = _model("keel", n_sublayers, scheme_parameters={"alpha": alpha})
+    later = noise_stack(model, n_positions=1024, tangent=True).log_gains[2:].sum(0)
+    error = float(later.std()) / math.sqrt(len(later))
+    published = propagate_shortcut(get_scheme("keel"), n_sublayers)
+    allowed = 3.5 * error + _second_order(get_scheme("keel"), n_sublayers)
+    assert abs(float(later.mean()) - float(published.log_gains[2:].sum())) > allowed
+
+
+def test_noise_is_as_large_as_its_input_asks() -> None:
+    """LayerNorm Scaling's smaller input and Peri-LN's branch norm both come out of the model's own modules."""
+    scaled = noise_stack(_model("layernorm_scaling", 16)).branch_variance
+    torch.testing.assert_close(scaled, 1 / torch.arange(1, 9).repeat_interleave(2).double(), rtol=0.03, atol=0)
+    model = _model("peri_ln", 4)
+    with torch.no_grad():
+        for sublayer in model.sublayers():
+            sublayer.branch.norm_branch.weight.fill_(2.0)
+    torch.testing.assert_close(noise_stack(model).branch_variance, torch.full((4,), 4.0, dtype=torch.float64))
+
+
+def test_branches_are_put_back_after_an_exception() -> None:
+    model = _model("keel", 4)
+    before = [sublayer.branch.function for sublayer in model.sublayers()]
+    with pytest.raises(RuntimeError, match="stop"), noise_branches(model):
+        assert all(now.branch.function is not own for now, own in zip(model.sublayers(), before, strict=True))
+        raise RuntimeError("stop")
+    assert all(now.branch.function is own for now, own in zip(model.sublayers(), before, strict=True))
+
+
+def test_a_tangent_gradient_loses_nothing_in_the_last_norm() -> None:
+    model = _model("scaled_shortcut", 2, scheme_parameters={"alpha": 1e8})
+    gains = noise_stack(model, n_positions=16, tangent=True).log_products
+    torch.testing.assert_close(gains, torch.zeros(16, dtype=torch.float64), rtol=0, atol=1e-6)
+    isotropic = noise_stack(model, n_positions=16).log_products
+    assert float(isotropic.max()) < 0
 
 
 def test_post_ln_is_two_and_not_depth_to_the_power() -> None:

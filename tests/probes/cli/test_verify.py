@@ -55,6 +55,19 @@ def test_markdown_to_a_file(keel: Run, tmp_path: Path) -> None:
     assert (tmp_path / "claims.md").read_text(encoding="utf-8").count("\n| `") == 3
 
 
+def test_a_claim_named_twice_is_one_line(keel: Run) -> None:
+    code, out, err = keel("5-alpha", "9-radial", "5-alpha")
+    assert (code, err) == (0, "checking 2 claims\n")
+    assert "2 of 2 claims as expected" in out
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(keel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # as it is for a user who is not root
+    code, out, err = keel("5-alpha", "-o", str(tmp_path / "claims.md"))
+    assert (code, out) == (2, "")
+    assert "its folder cannot be written to" in err
+
+
 def test_a_failing_claim_exits_with_1_and_is_named(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = dict(CLAIMS) | {"5-alpha": replace(CLAIMS["5-alpha"], expected=Verdict.REFUTED)}
     monkeypatch.setattr(claims_module, "CLAIMS", MappingProxyType(wrong))
@@ -71,6 +84,8 @@ def test_a_failing_claim_exits_with_1_and_is_named(keel: Run, monkeypatch: pytes
         (("99",), "unknown claim '99'"),
         (("--json", "--markdown"), "exclude each other"),
         (("5-alpha", "-o", "absent/claims.txt"), "its folder does not exist"),
+        (("5-alpha", "-o", "."), "it is a folder or a device"),
+        (("5-alpha", "-o", "/dev/null"), "it is a folder or a device"),
     ],
 )
 def test_bad_input(
@@ -80,4 +95,5 @@ def test_bad_input(
     code, out, err = keel(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+    assert "checking" not in err, "refused before anything is computed"
     assert list(tmp_path.iterdir()) == []
