@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keel_theory import claim_checks
+from keel_theory import claim_checks, random_stacks
 from keel_theory.claim_checks import CASE, Evidence
 from keel_theory.claims import CLAIMS
 
@@ -58,18 +58,23 @@ def test_unequal_weights_have_the_largest_entry_named_and_the_rms_that_the_claim
     assert (weight**2).mean() == pytest.approx(1.5**2 * 5 / 9)
 
 
-@pytest.mark.parametrize(
-    "name", ["shortcut_log_product", "shortcut_gain", "branch_gain", "uniform_product", "variance_profile"]
-)
-def test_no_independent_number_uses_what_it_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+_FORMULAS = ("shortcut_log_product", "shortcut_gain", "branch_gain", "uniform_product", "smallest_alpha")
+
+
+@pytest.mark.slow
+def test_no_independent_number_uses_what_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library's formulas spoilt, not one independent number moves."""
     before = {id: claim.check().numeric for id, claim in CLAIMS.items()}
-    monkeypatch.setattr(
-        claim_checks,
-        name,
-        lambda *_, **__: SimpleNamespace(stream=[3.0], input_cosine=3.0) if name == "variance_profile" else 3.0,
-    )
+    for name in _FORMULAS:
+        monkeypatch.setattr(claim_checks, name, lambda *_, **__: 3.0)
+    monkeypatch.setattr(claim_checks, "variance_profile", lambda *_, **__: SimpleNamespace(stream=[3.0], input_cosine=3.0))
+    claim_checks._log_product.cache_clear()
     assert {id: claim.check().numeric for id, claim in CLAIMS.items()} == before
+
+
+def test_random_stacks_know_no_formula() -> None:
+    modules = {getattr(value, "__module__", "") or "" for value in vars(random_stacks).values()}
+    assert not modules & {f"keel_theory.{name}" for name in ("propagation", "variance", "sublayer", "design")}
 
 
 def test_numbers_are_the_same_at_every_run() -> None:

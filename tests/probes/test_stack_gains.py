@@ -82,9 +82,14 @@ def test_noise_is_as_large_as_its_input_asks() -> None:
 def test_branches_are_put_back_after_an_exception() -> None:
     model = _model("keel", 4)
     before = [sublayer.branch.function for sublayer in model.sublayers()]
-    with pytest.raises(RuntimeError, match="stop"), noise_branches(model):
-        assert all(now.branch.function is not own for now, own in zip(model.sublayers(), before, strict=True))
-        raise RuntimeError("stop")
+
+    def fail() -> None:
+        with noise_branches(model):
+            assert all(now.branch.function is not own for now, own in zip(model.sublayers(), before, strict=True))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
     assert all(now.branch.function is own for now, own in zip(model.sublayers(), before, strict=True))
 
 
