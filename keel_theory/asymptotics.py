@@ -18,6 +18,7 @@ import sympy as sp
 
 from keel_theory.errors import TheoryError, require_at_least, require_non_negative, require_positive
 from keel_theory.expressions import ShortcutGain, ShortcutProduct
+from keel_theory.named_symbols import NamedSymbol
 from keel_theory.notation import symbol
 from keel_theory.propagation import monte_carlo_product
 from keel_theory.results import Derivation, MonteCarloProduct, Step, StepKind
@@ -50,7 +51,8 @@ _ASSUMPTIONS = (
 def power_law_limit(exponent: Any, *, coefficient: Any = None, branch_variance: Any = None) -> Any:
     r"""Limit of :math:`(\alpha / \sqrt{\alpha^2 + q})^L` for :math:`\alpha = c L^p`.
 
-    Status: exact; :data:`LIMITS` holds the proofs.
+    Status: exact; the value is that of the derivation in :data:`LIMITS`.
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (15), (19), of which this is the general case.
 
     Args:
         exponent: p, a real number.
@@ -67,18 +69,29 @@ def power_law_limit(exponent: Any, *, coefficient: Any = None, branch_variance: 
         >>> power_law_limit(1), power_law_limit(sp.Rational(1, 2)), power_law_limit(0.25)
         (1, exp(-q/(2*c**2)), 0)
     """
-    power = sp.nsimplify(exponent) if isinstance(exponent, float) else sp.sympify(exponent)
+    power = sp.sympify(exponent)
     if not (power.is_number and power.is_real and power.is_finite):
         raise TheoryError(f"the exponent must be a real number, got {exponent}")
-    size = _c if coefficient is None else sp.sympify(require_positive("coefficient", coefficient))
-    variance = _q if branch_variance is None else sp.sympify(require_non_negative("branch_variance", branch_variance))
-    if variance == 0 or power > _HALF:
+    if power.is_Float:
+        power = sp.Rational(power)  # the number itself, not a fraction near it: 1/2 is a case of its own
+    values = {
+        _c: _c if coefficient is None else sp.sympify(require_positive("coefficient", coefficient)),
+        _q: _q if branch_variance is None else sp.sympify(require_non_negative("branch_variance", branch_variance)),
+    }
+    if values[_q] == 0:
         return sp.Integer(1)
-    return sp.exp(-variance / (2 * size**2)) if power == _HALF else sp.Integer(0)
+    above, below = bool(power > _HALF), bool(power < _HALF)
+    name = "limit-above" if above else "limit-below" if below else "limit-critical"
+    return LIMITS[name]().result.rhs.subs(values)
 
 
 def limits() -> tuple[Derivation, ...]:
-    """All limits with their proofs, in the order of :data:`LIMITS`."""
+    """All limits with their proofs, in the order of :data:`LIMITS`.
+
+    Example:
+        >>> [each.id for each in limits()][:3]
+        ['limit-above', 'limit-critical', 'limit-below']
+    """
     return tuple(derivation() for derivation in LIMITS.values())
 
 
@@ -185,6 +198,8 @@ class Refutation:
 def refute(name: str, n_sublayers: int = 64, *, width: int = 256, n_draws: int = 64, seed: int = 0) -> Refutation:
     """Put a wrong form beside the derived one and a measured product.
 
+    Status: a comparison; the measurement is :func:`keel_theory.propagation.monte_carlo_product`.
+
     Args:
         name: key in :data:`WRONG_FORMS`.
         n_sublayers: L >= 2.
@@ -238,8 +253,8 @@ def _log_bounds() -> tuple[Step, ...]:
             "y - log(1+y) has this derivative, and is 0 at 0: so log(1+y) <= y.",
             _equal(sp.Derivative(_y - sp.log(1 + _y), _y), _y / (1 + _y)),
         ),
-        Step("Hence the lower bound.", sp.Ge(sp.log(1 + _y), _y / (1 + _y), evaluate=False)),
-        Step("And the upper bound.", sp.Le(sp.log(1 + _y), _y, evaluate=False)),
+        Step("Hence the lower bound.", sp.Ge(sp.log(1 + _y), _y / (1 + _y), evaluate=False), StepKind.BOUND),
+        Step("And the upper bound.", sp.Le(sp.log(1 + _y), _y, evaluate=False), StepKind.BOUND),
     )
 
 
@@ -251,6 +266,11 @@ def _log_step(alpha: Any, branch_variance: Any) -> Step:
 def _above() -> Derivation:
     alpha = _c * _L ** (_HALF + _delta)
     bound = _q / (2 * _c**2) * _L ** (-2 * _delta)
+    product = ShortcutProduct(alpha, _q, _L)
+    at_most = sp.Le(-sp.log(product), bound, evaluate=False)
+    at_least = sp.Ge(-sp.log(product), 0, evaluate=False)
+    vanishes = _equal(_limit(bound), 0)
+    result = _equal(_limit(product), 1)
     return Derivation(
         id="limit-above",
         title="α = c L^p with p > 1/2: nothing is lost in the limit",
@@ -258,10 +278,17 @@ def _above() -> Derivation:
         steps=(
             _log_step(alpha, _q),
             *_log_bounds(),
-            Step("With log(1+y) <= y, minus the log of the product is at most this.", _equal(_L / 2 * _q / alpha**2, bound)),
-            Step("The bound vanishes, so the log tends to 0.", _equal(_limit(bound), 0), StepKind.LIMIT),
+            Step("Minus the log of the product is not negative.", at_least, StepKind.BOUND),
+            Step("With log(1+y) <= y, it is at most this.", at_most, StepKind.BOUND),
+            Step("The bound vanishes.", vanishes, StepKind.LIMIT),
+            Step(
+                "So the log, squeezed between minus the bound and 0, tends to 0, and the product to 1.",
+                result,
+                StepKind.LIMIT,
+                proof=(at_least, at_most, vanishes),
+            ),
         ),
-        result=_equal(sp.exp(-_limit(bound)), 1),
+        result=result,
     )
 
 
@@ -283,8 +310,12 @@ def _critical() -> Derivation:
 
 
 def _below() -> Derivation:
-    alpha, variance = _c * _L ** (_HALF - _delta), sp.Symbol("q", positive=True)
+    alpha, variance = _c * _L ** (_HALF - _delta), NamedSymbol("q", positive=True)
     bound = (variance / 2) / (_c**2 * _L ** (-2 * _delta) + variance / _L)
+    product = ShortcutProduct(alpha, variance, _L)
+    at_least = sp.Ge(-sp.log(product), bound, evaluate=False)
+    vanishes = _equal(_limit(sp.exp(-bound)), 0)
+    result = _equal(_limit(product), 0)
     return Derivation(
         id="limit-below",
         title="α = c L^p with p < 1/2: everything is lost in the limit",
@@ -292,14 +323,17 @@ def _below() -> Derivation:
         steps=(
             _log_step(alpha, variance),
             *_log_bounds(),
-            Step(
-                "With log(1+y) >= y/(1+y), minus the log of the product is at least this.",
-                _equal(_L / 2 * variance / (alpha**2 + variance), bound),
-            ),
+            Step("With log(1+y) >= y/(1+y), minus the log of the product is at least this.", at_least, StepKind.BOUND),
             Step("The bound grows without end: its reciprocal vanishes.", _equal(_limit(1 / bound), 0), StepKind.LIMIT),
-            Step("The product is at most the exponential of minus it.", _equal(_limit(sp.exp(-bound)), 0), StepKind.LIMIT),
+            Step("And so does the exponential of minus it.", vanishes, StepKind.LIMIT),
+            Step(
+                "So the product, which is not negative and at most that exponential, tends to 0.",
+                result,
+                StepKind.LIMIT,
+                proof=(sp.Ge(product, 0, evaluate=False), at_least, vanishes),
+            ),
         ),
-        result=_equal(_limit(sp.exp(-bound)), 0),
+        result=result,
     )
 
 

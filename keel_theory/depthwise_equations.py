@@ -1,7 +1,7 @@
-r"""Depth-wise test-time training, derived step by step: Eqs. (31)-(34).
+r"""Depth-wise test-time training, derived step by step: Eqs. (29)-(34).
 
-Proved at width 2 with two hidden units that are arbitrary functions of the stream, see
-:func:`keel_theory.test_time_training.symbolic_step`. The paper's rows are columns here.
+The paper's argument runs over six numbers; it is proved here as one, and every number leads to it. Proved at width 2 with two
+hidden units that are arbitrary functions of the stream, see :func:`keel_theory.test_time_training.symbolic_step`. The paper's rows are columns here.
 
 Importing this module loads SymPy.
 """
@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import sympy as sp
 
+from keel_theory.named_symbols import NamedMatrix, NamedSymbol
 from keel_theory.notation import symbol
 from keel_theory.results import Derivation, Step, StepKind
 from keel_theory.test_time_training import symbolic_step
@@ -23,21 +24,25 @@ __all__ = ["EQUATIONS"]
 
 def _depthwise(equation: str) -> Derivation:
     proof = symbolic_step()
-    width, hidden = symbol("width"), sp.Symbol("H", positive=True, integer=True)
-    x, new_x, held, whole = (sp.MatrixSymbol(name, width, 1) for name in ("x", "x'", "g_held", "g"))
+    width, hidden = symbol("width"), NamedSymbol("H", positive=True, integer=True)
+    x, new_x, held, whole = (NamedMatrix(name, width, 1) for name in ("x", "x'", "g_held", "g"))
     weight, target, jacobian = (
-        sp.MatrixSymbol(name, *shape) for name, shape in (("Wo", (width, hidden)), ("G", (hidden, 1)), ("J_G", (hidden, width)))
+        NamedMatrix(name, *shape) for name, shape in (("Wo", (width, hidden)), ("G", (hidden, 1)), ("J_G", (hidden, width)))
     )
     held_result = sp.Eq(held, weight * target, evaluate=False)
     target_term = proof.target.jacobian(proof.stream).T * proof.output_weight.T * proof.stream
     return Derivation(
         id=equation,
         title="A residual update is one gradient step of depth-wise test-time training",
+        note="Eqs. (29)-(34) of the paper are one argument: update, loss, gradient, step. It is derived here as a whole under "
+        "each of the six numbers; which of its lines carries which number is not told apart.",
         assumptions=("The branch ends in a linear map.", "G(x) is held constant when the gradient is taken."),
         steps=(
             Step("The branch.", sp.Eq(new_x, x + weight * target, evaluate=False), StepKind.DEFINITION),
             Step(
-                "The depth-wise loss.", sp.Eq(sp.Symbol("loss"), -(x.T * weight * target), evaluate=False), StepKind.DEFINITION
+                "The depth-wise loss.",
+                sp.Eq(NamedSymbol("loss"), -(x.T * weight * target), evaluate=False),
+                StepKind.DEFINITION,
             ),
             Step(
                 "The negative gradient with respect to x, with G held constant, is what the branch writes, for every G.",
@@ -60,5 +65,5 @@ def _depthwise(equation: str) -> Derivation:
 
 
 EQUATIONS: Mapping[str, Callable[[], Derivation]] = MappingProxyType(
-    {number: partial(_depthwise, number) for number in ("31", "32", "33", "34")}
+    {number: partial(_depthwise, number) for number in ("29", "30", "31", "32", "33", "34")}
 )

@@ -69,13 +69,25 @@ def is_proved(derivation: Derivation) -> bool:
 
 
 def verify_step(step: Step) -> bool:
-    """Whether a step's two sides are equal (or ordered), by SymPy or, where it cannot decide, by numbers of 40 digits.
+    """Whether a step's two sides are equal or ordered, or the relations that it follows from hold.
 
-    Definitions and assumptions claim no identity and pass.
+    Equality is decided by SymPy or, where it cannot decide, by numbers of 40 digits. An order is decided by SymPy or by
+    monotony: the difference vanishes where a non-negative symbol does, and its derivative there on is not negative. Samples
+    never prove an order. Definitions and assumptions claim no identity and pass.
+
+    Example:
+        >>> x = sp.Symbol("x", nonnegative=True)
+        >>> verify_step(Step("upper bound", sp.Le(sp.log(1 + x), x, evaluate=False)))
+        True
+        >>> verify_step(Step("not a bound", sp.Le(sp.sqrt(x), x, evaluate=False)))
+        False
     """
     if step.kind in {StepKind.DEFINITION, StepKind.ASSUMPTION}:
         return True
-    relation = step.checkable
+    return all(map(_holds, step.checkable))
+
+
+def _holds(relation: Any) -> bool:
     left, right = relation.lhs.doit(), relation.rhs.doit()
     if isinstance(relation, sp.Eq):
         return _vanishes(left - right)
@@ -93,9 +105,18 @@ def _vanishes_in_numbers(entry: Any) -> bool:
 
 
 def _is_non_negative(difference: Any) -> bool:
-    if difference.is_nonnegative:
+    expanded = sp.expand_log(difference)
+    if difference.is_nonnegative or expanded.is_nonnegative:
         return True
-    return all(value.is_number and value >= 0 for value in (_at(difference, sample) for sample in _SAMPLES))
+    return any(_grows_from_zero(expanded, each) for each in sorted(expanded.free_symbols, key=str) if each.is_nonnegative)
+
+
+def _grows_from_zero(difference: Any, variable: Any) -> bool:
+    """Whether the difference is 0 where the non-negative variable is, and does not fall as it grows."""
+    if sp.simplify(difference.subs(variable, 0)) != 0:
+        return False
+    slope = difference.diff(variable)
+    return any(form.is_nonnegative for form in (sp.factor(slope), sp.simplify(slope)))
 
 
 def _at(entry: Any, sample: tuple[str, str]) -> Any:

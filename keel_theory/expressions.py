@@ -13,9 +13,11 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import sympy as sp
+from sympy.printing.precedence import PRECEDENCE
 
 __all__ = [
     "BranchGain",
@@ -27,19 +29,47 @@ __all__ = [
 ]
 
 
+def _asks_formula(assumption: str) -> Callable[[NamedExpression], bool | None]:
+    return lambda self: getattr(self.doit(), f"is_{assumption}")
+
+
 class NamedExpression(sp.Expr):  # type: ignore[misc]  # SymPy ships no types
     """A formula with a name: the arguments are its fields, ``formula`` is what ``doit`` gives.
 
+    Signs, derivatives, series, limits and printed code are those of the formula; only the printed name stands for it.
+
     Attributes:
+        fields: what the arguments are called, in order.
         latex_name: how the name is written.
+
+    Raises:
+        TypeError: if there are more or fewer arguments than fields.
+
+    Example:
+        >>> x = sp.Symbol("x", real=True)
+        >>> ShortcutGain(x, 1).is_positive is None, ShortcutGain(x, 1).diff(x).subs(x, 0)
+        (True, 1)
     """
 
+    fields: ClassVar[tuple[str, ...]] = ()
     latex_name: ClassVar[str]
     is_commutative = True
-    is_positive = True
+    _eval_is_complex = _asks_formula("complex")
+    _eval_is_extended_real = _asks_formula("extended_real")
+    _eval_is_real = _asks_formula("real")
+    _eval_is_finite = _asks_formula("finite")
+    _eval_is_zero = _asks_formula("zero")
+    _eval_is_positive = _asks_formula("positive")
+    _eval_is_negative = _asks_formula("negative")
+    _eval_is_nonnegative = _asks_formula("nonnegative")
+    _eval_is_nonpositive = _asks_formula("nonpositive")
+    _eval_is_extended_positive = _asks_formula("extended_positive")
+    _eval_is_extended_negative = _asks_formula("extended_negative")
 
     def __new__(cls, *arguments: Any) -> NamedExpression:
         """Keep the arguments, evaluate nothing."""
+        if cls.fields and len(arguments) != len(cls.fields):
+            raise TypeError(f"{cls.__name__} takes {len(cls.fields)} arguments ({', '.join(cls.fields)}), got {len(arguments)}")
         named: NamedExpression = sp.Expr.__new__(cls, *(sp.sympify(argument) for argument in arguments))
         return named
 
@@ -52,11 +82,30 @@ class NamedExpression(sp.Expr):  # type: ignore[misc]  # SymPy ships no types
         """The formula behind the name."""
         raise NotImplementedError("each named expression has its own formula")
 
-    def _latex(self, printer: Any) -> str:
-        return rf"{self.latex_name}\left({', '.join(printer._print(argument) for argument in self.args)}\right)"
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
+        power = "" if exp is None else rf"^{{{exp}}}"
+        return rf"{self.latex_name}\left({', '.join(printer._print(argument) for argument in self.args)}\right){power}"
+
+    def _code(self, printer: Any, **_: Any) -> str:
+        return f"({printer._print(self.doit())})"
+
+    _pythoncode = _numpycode = _mpmathcode = _sympycode = _numexprcode = _cupycode = _jaxcode = _torchcode = _ccode = _code
 
     def _eval_evalf(self, precision: int) -> Any:
         return self.doit()._eval_evalf(precision)
+
+    def _eval_derivative(self, variable: Any) -> Any:
+        return self.doit().diff(variable)
+
+    def _eval_nseries(self, x: Any, n: int, logx: Any, cdir: Any = 0) -> Any:
+        return self.doit()._eval_nseries(x, n=n, logx=logx, cdir=cdir)
+
+    def _eval_as_leading_term(self, x: Any, logx: Any = None, cdir: Any = 0) -> Any:
+        return self.doit()._eval_as_leading_term(x, logx=logx, cdir=cdir)
+
+    def _eval_rewrite_as_tractable(self, *arguments: Any, **_: Any) -> Any:
+        """What SymPy's limits ask an unknown function for."""
+        return self.doit().rewrite("tractable", deep=True)
 
 
 class SumVariance(NamedExpression):
@@ -69,6 +118,7 @@ class SumVariance(NamedExpression):
         7
     """
 
+    fields = ("alpha", "v", "q")
     latex_name = r"\sigma_z^2"
 
     @staticmethod
@@ -90,6 +140,7 @@ class ShortcutGain(NamedExpression):
         sqrt(2)/2
     """
 
+    fields = ("alpha", "q")
     latex_name = r"\rho"
 
     @staticmethod
@@ -111,6 +162,7 @@ class WeightedShortcutGain(NamedExpression):
         sqrt(2)/2
     """
 
+    fields = ("weight_out", "weight_previous", "weight_in", "alpha", "q")
     latex_name = r"\rho_\gamma"
 
     @staticmethod
@@ -132,6 +184,7 @@ class BranchGain(NamedExpression):
         1/2
     """
 
+    fields = ("weight_out", "weight_previous", "weight_in", "alpha", "q", "jacobian_norm")
     latex_name = r"\rho_F"
 
     @staticmethod
@@ -153,7 +206,9 @@ class ShortcutProduct(NamedExpression):
         1/2
     """
 
+    fields = ("alpha", "q", "L")
     latex_name = r"\rho"
+    precedence = PRECEDENCE["Pow"]  # it prints as a power, so a power of it needs brackets
 
     @staticmethod
     def formula(*arguments: Any) -> Any:
@@ -161,6 +216,7 @@ class ShortcutProduct(NamedExpression):
         alpha, branch_variance, n_sublayers = arguments
         return (1 + branch_variance / alpha**2) ** (-n_sublayers / 2)
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
         alpha, branch_variance, n_sublayers = (printer._print(argument) for argument in self.args)
-        return rf"\left[\rho\left({alpha}, {branch_variance}\right)\right]^{{{n_sublayers}}}"
+        power = n_sublayers if exp is None else rf"\left({n_sublayers}\right) \cdot {exp}"
+        return rf"\left[\rho\left({alpha}, {branch_variance}\right)\right]^{{{power}}}"

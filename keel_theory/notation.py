@@ -13,7 +13,7 @@ from typing import Any
 
 from keel_theory.errors import TheoryError
 
-__all__ = ["NOTATION", "Notation", "symbol"]
+__all__ = ["LATEX_NAMES", "NOTATION", "Notation", "symbol"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Notation:
 
     @cached_property
     def symbol(self) -> Any:
-        """The SymPy symbol."""
-        from sympy import Symbol
+        """The SymPy symbol, which prints as ``latex`` everywhere."""
+        from keel_theory.named_symbols import NamedSymbol
 
-        return Symbol(self.text, **self.assumptions)
+        return NamedSymbol(self.text, **self.assumptions)
 
 
 _REAL = MappingProxyType({"real": True})
@@ -78,7 +78,7 @@ _ALL = (
         paper="γ_{l-1,1}, γ_{l-1}",
     ),
     Notation(
-        name="branch_jacobian_norm", latex=r"\|J_F\|", text="J_F", meaning="norm of the branch's Jacobian",
+        name="branch_jacobian_norm", latex=r"\|J_F\|", text="||J_F||", meaning="norm of the branch's Jacobian",
         paper="‖∂F/∂LN₂(x)‖", assumptions=_NON_NEGATIVE,
     ),
     Notation(name="eps", latex=r"\epsilon", text="eps", meaning="number under a norm's square root", assumptions=_NON_NEGATIVE),
@@ -89,6 +89,27 @@ _ALL = (
 )  # fmt: skip
 
 NOTATION: Mapping[str, Notation] = MappingProxyType({each.name: each for each in _ALL})
+
+LATEX_NAMES: Mapping[str, str] = MappingProxyType(
+    {each.text: each.latex for each in _ALL}
+    | {
+        "||x||": r"\|x\|",
+        "dx'/dx": r"\frac{\mathrm{d}x'}{\mathrm{d}x}",
+        "dz/dx": r"\frac{\mathrm{d}z}{\mathrm{d}x}",
+        "dF(bx)/dx": r"\frac{\mathrm{d}F(bx)}{\mathrm{d}x}",
+        "diag(b)": r"\operatorname{diag}(b)",
+        "J_F": "J_F",
+        "J_G": "J_G",
+        "J_LN(x)": r"J_{\mathrm{LN}}(x)",
+        "J_LN(2x)": r"J_{\mathrm{LN}}(2x)",
+        "J_LN(z)": r"J_{\mathrm{LN}}(z)",
+        "||J_F||": r"\|J_F\|",
+        "Wo": "W_o",
+        "g_held": r"g_{\mathrm{held}}",
+        "loss": r"\ell",
+    }
+)
+"""Text name -> LaTeX, for every symbol that a derivation shows."""
 
 
 def symbol(name: str) -> Any:

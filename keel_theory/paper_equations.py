@@ -16,6 +16,7 @@ from typing import Any
 import sympy as sp
 
 from keel_theory.expressions import BranchGain, ShortcutGain, ShortcutProduct, SumVariance, WeightedShortcutGain
+from keel_theory.named_symbols import NamedMatrix, NamedSymbol
 from keel_theory.notation import symbol
 from keel_theory.results import Derivation, Step, StepKind
 
@@ -29,12 +30,12 @@ _UNIT_WEIGHTS = "All weights are one."
 _QUARTER = sp.Rational(1, 4)
 
 # As it is read: functions of one symbol x, and matrices of width D.
-_x, _new_x = sp.Symbol("x"), sp.Symbol("x'")
+_x, _new_x = NamedSymbol("x"), NamedSymbol("x'")
 _branch, _norm = sp.Function("F"), sp.Function("LN")
 _D = symbol("width")
 _identity = sp.Identity(_D)
 _jacobian, _branch_jacobian, _sum_jacobian, _norm_jacobian_z, _norm_jacobian_x = (
-    sp.MatrixSymbol(name, _D, _D) for name in ("dx'/dx", "J_F", "dz/dx", "J_LN(z)", "J_LN(x)")
+    NamedMatrix(name, _D, _D) for name in ("dx'/dx", "J_F", "dz/dx", "J_LN(z)", "J_LN(x)")
 )
 
 # In components, for the proofs: width 2, branch f + M x.
@@ -82,8 +83,8 @@ def _variance_steps(alpha: Any, branch_variance: Any) -> tuple[Step, ...]:
 
 
 def _normalisation(equation: str) -> Derivation:
-    column, turned = sp.MatrixSymbol("x", _D, 1), sp.Matrix([-_X[1], _X[0]])
-    orthogonal, length = sp.MatrixSymbol("t", _D, 1), sp.Symbol("||x||", positive=True)
+    column, turned = NamedMatrix("x", _D, 1), sp.Matrix([-_X[1], _X[0]])
+    orthogonal, length = NamedMatrix("t", _D, 1), NamedSymbol("||x||", positive=True)
     jacobian = _equal(_norm_jacobian_x, (_identity - column * column.T / length**2) / length)
     return Derivation(
         id=equation,
@@ -111,7 +112,7 @@ def _highway() -> Derivation:
     gate, branch = sp.Function("T", real=True)(_x), _branch(_x)
     update = gate * branch + (1 - gate) * _x
     derivative = 1 - gate + gate * branch.diff(_x) + (branch - _x) * gate.diff(_x)
-    held = _equal(sp.Derivative(_T * sp.Symbol("f") + (1 - _T) * _x, _x), 1 - _T)
+    held = _equal(sp.Derivative(_T * NamedSymbol("f") + (1 - _T) * _x, _x), 1 - _T)
     return Derivation(
         id="1",
         title="Highway layer: the shortcut carries 1 - T",
@@ -200,7 +201,7 @@ def _deepnorm() -> Derivation:
         ),
         steps=(
             _definition("Scale the shortcut, add, normalise.", _norm(_alpha * _x + _branch(_x))),
-            Step("The branch starts with this variance.", _equal(sp.Symbol("q'"), scaled), _ASSUMPTION),
+            Step("The branch starts with this variance.", _equal(NamedSymbol("q'"), scaled), _ASSUMPTION),
             *_variance_steps(_alpha, scaled),
             Step(
                 "With α = L^(1/4), β = L^(-1/4) and k = 2, the ratio of variances is L^(-3/2).",
@@ -221,7 +222,7 @@ def _pre_ln() -> Derivation:
         assumptions=(_UNCORRELATED,),
         steps=(
             _definition("Normalise the branch's input only.", _x + _branch(_norm(_x))),
-            Step("With the branch held constant, the shortcut is one.", _equal(sp.Derivative(_x + sp.Symbol("f"), _x), 1)),
+            Step("With the branch held constant, the shortcut is one.", _equal(sp.Derivative(_x + NamedSymbol("f"), _x), 1)),
             Step("The stream's variance grows by that of the branch.", _equal(SumVariance(1, _v, _q), _v + _q)),
         ),
         result=_equal(SumVariance(1, _v, _q), _v + _q),
@@ -244,7 +245,7 @@ def _pre_ln_jacobian() -> Derivation:
             ),
             Step(
                 "The branch path falls as 1 / ||x||: a stream twice as large halves it.",
-                _equal(sp.MatrixSymbol("J_LN(2x)", _D, _D), _norm_jacobian_x / 2),
+                _equal(NamedMatrix("J_LN(2x)", _D, _D), _norm_jacobian_x / 2),
                 proof=_equal(_norm_jacobian(2 * _X), _norm_jacobian(_X) / 2),
             ),
         ),
@@ -375,14 +376,14 @@ def _attempt_1() -> Derivation:
 def _attempt_2() -> Derivation:
     gain = sp.Matrix(sp.symbols("b1:3", positive=True))
     branch = _F + _M * gain.multiply_elementwise(_X)
-    diagonal = sp.MatrixSymbol("diag(b)", _D, _D)
-    jacobian = _equal(sp.MatrixSymbol("dF(bx)/dx", _D, _D), _branch_jacobian * diagonal)
+    diagonal = NamedMatrix("diag(b)", _D, _D)
+    jacobian = _equal(NamedMatrix("dF(bx)/dx", _D, _D), _branch_jacobian * diagonal)
     return Derivation(
         id="25",
         title="Attempt 2: a learned vector on the branch's input scales the branch's Jacobian",
         assumptions=("b is learned and starts at one.",),
         steps=(
-            _definition("Multiply the branch's input entry by entry.", _norm(_alpha * _x + _branch(sp.Symbol("b") * _x))),
+            _definition("Multiply the branch's input entry by entry.", _norm(_alpha * _x + _branch(NamedSymbol("b") * _x))),
             Step(
                 "The branch's Jacobian is multiplied by b from the right.",
                 jacobian,
@@ -390,7 +391,7 @@ def _attempt_2() -> Derivation:
             ),
             Step(
                 "At its start it is attempt 1.",
-                _equal(sp.Subs(_branch(sp.Symbol("b") * _x), sp.Symbol("b"), 1), _branch(_x)),
+                _equal(sp.Subs(_branch(NamedSymbol("b") * _x), NamedSymbol("b"), 1), _branch(_x)),
                 proof=_equal(branch.subs(dict.fromkeys(gain, 1)), _BRANCH),
             ),
         ),
@@ -402,7 +403,7 @@ def _attempt_3() -> Derivation:
     gain, weight = sp.Matrix(sp.symbols("b1:3", positive=True)), sp.Matrix(sp.symbols("g1:3", positive=True))
     written = gain.multiply_elementwise(weight.multiply_elementwise(_unit(_X)))
     merged = gain.multiply_elementwise(weight).multiply_elementwise(_unit(_X))
-    b, g, length = sp.Symbol("b"), sp.Symbol("gamma"), sp.Symbol("||x||", positive=True)
+    b, g, length = NamedSymbol("b"), NamedSymbol("gamma"), NamedSymbol("||x||", positive=True)
     one_weight = _equal(sp.Mul(b, sp.Mul(g, _x / length, evaluate=False), evaluate=False), b * g * _x / length)
     return Derivation(
         id="26",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -184,6 +185,8 @@ class StepKind(str, Enum):
     """The right side replaces the left under a stated assumption; it is not an identity."""
     EXACT = "exact"
     """Both sides are equal for all values of the symbols."""
+    BOUND = "bound"
+    """One side is at most the other for all values of the symbols."""
     LIMIT = "limit"
     """The left side is a limit, the right its value."""
 
@@ -196,8 +199,8 @@ class Step:
         text: what is done and why.
         expression: a SymPy relation or expression, as it is read.
         kind: what the step claims.
-        proof: the same relation in components at a small width, which a machine can check; None where the expression is
-            itself checkable.
+        proof: what a machine can check in its place: the same relation in components at a small width, or the relations
+            that it follows from, all of them; None where the expression is itself checkable.
     """
 
     text: str
@@ -206,9 +209,11 @@ class Step:
     proof: Any = None
 
     @property
-    def checkable(self) -> Any:
-        """The relation that a machine checks."""
-        return self.expression if self.proof is None else self.proof
+    def checkable(self) -> tuple[Any, ...]:
+        """The relations that a machine checks."""
+        if self.proof is None:
+            return (self.expression,)
+        return self.proof if isinstance(self.proof, tuple) else (self.proof,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +226,7 @@ class Derivation:
         assumptions: what it needs, one sentence each.
         steps: the proof, in order.
         result: the SymPy relation proved.
+        note: what a reader has to know about the number or the name; empty where there is nothing.
     """
 
     id: str
@@ -228,19 +234,19 @@ class Derivation:
     assumptions: tuple[str, ...]
     steps: tuple[Step, ...]
     result: Any
+    note: str = ""
 
     def to_text(self) -> str:
         """The derivation as plain text."""
-        return self._written(str)
+        return self._written(str, str)
 
     def to_latex(self) -> str:
-        """The derivation as LaTeX, one display formula per step."""
+        """The derivation as a LaTeX fragment in ASCII: sentences with formulas in dollars, one display formula per step."""
         from sympy import latex
 
-        from keel_theory.notation import NOTATION
+        from keel_theory.tex_text import tex_text
 
-        names = {each.symbol: each.latex for each in NOTATION.values()}
-        return self._written(lambda expression: f"\\[{latex(expression, symbol_names=names)}\\]")
+        return self._written(tex_text, lambda expression: f"\\[{latex(expression)}\\]")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per step."""
@@ -249,9 +255,10 @@ class Derivation:
         rows = [(self.id, i, step.kind.value, step.text, str(step.expression)) for i, step in enumerate(self.steps, 1)]
         return pd.DataFrame(rows, columns=["id", "step", "kind", "text", "expression"])
 
-    def _written(self, show: Any) -> str:
-        lines = [f"Eq. ({self.id}): {self.title}" if self.id[:1].isdigit() else self.title]
-        lines += [f"Assumes: {assumption}" for assumption in self.assumptions]
+    def _written(self, say: Callable[[str], str], show: Callable[[Any], str]) -> str:
+        lines = [say(f"Eq. ({self.id}): {self.title}" if self.id[:1].isdigit() else self.title)]
+        lines += [say(self.note)] if self.note else []
+        lines += [say(f"Assumes: {assumption}") for assumption in self.assumptions]
         for i, step in enumerate(self.steps, 1):
-            lines += [f"{i}. {step.text} [{step.kind.value}]", f"   {show(step.expression)}"]
+            lines += [f"{i}. {say(step.text)} [{step.kind.value}]", f"   {show(step.expression)}"]
         return "\n".join([*lines, "Result:", f"   {show(self.result)}"])

@@ -60,7 +60,7 @@ def branch_gain(spec: ResidualSpec) -> Any:
 
     Example:
         >>> branch_gain(ResidualSpec(norm_in=NormKind.RMS)) # Pre-LN
-        J_F*b*gamma_l2*s/sqrt(v)
+        b*gamma_l2*s*||J_F||/sqrt(v)
     """
     _, transform = _gate(spec)
     gain = symbol("branch_scale") * transform * symbol("branch_jacobian_norm") * symbol("input_scale")

@@ -43,6 +43,28 @@ def test_power_law_limit_is_where_the_product_goes(exponent: float, coefficient:
     assert product == pytest.approx(limit, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("exponent", "expected"),
+    [
+        (0.5 + 1e-10, 1),
+        (0.5 - 1e-10, 0),
+        (math.nextafter(0.5, 1), 1),
+        (math.nextafter(0.5, 0), 0),
+        (sp.Float("0.5"), sp.exp(-HALF)),
+        (sp.Float("0.50000000000000000001", 30), 1),
+        (sp.sqrt(2) / 3, 0),
+        (HALF + sp.Rational(1, 10**40), 1),
+    ],
+)
+def test_an_exponent_beside_one_half_is_not_one_half(exponent: object, expected: object) -> None:
+    assert power_law_limit(exponent, coefficient=1, branch_variance=1) == expected
+
+
+@pytest.mark.parametrize(("exponent", "name"), [(1, "limit-above"), (HALF, "limit-critical"), (0, "limit-below")])
+def test_power_law_limit_is_what_the_derivation_proves(exponent: object, name: str) -> None:
+    assert power_law_limit(exponent) == LIMITS[name]().result.rhs
+
+
 def test_without_a_branch_nothing_is_lost() -> None:
     assert power_law_limit(0, branch_variance=0) == 1
 
