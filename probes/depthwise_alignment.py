@@ -14,7 +14,7 @@ Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (29)-(34); the full gradient is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from probes.taps import input_of, stream_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DepthwiseAlignment", "SublayerAlignment", "measure_depthwise_alignment"]
+__all__ = ["DepthwiseAlignment", "SublayerAlignment", "measure_depthwise_alignment", "pooled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +134,54 @@ def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT
             place = _Place(sublayer=index, block=sublayer.block, kind=sublayer.kind.value)
             rows.append(_compare(place, x_BTD.detach(), u_BTD.detach(), target_BTD))
     return DepthwiseAlignment(family=layout.family, n_tokens=ids_BT.numel(), sublayers=tuple(rows))
+
+
+def pooled(model: nn.Module, layout: ResidualLayout, batches: Sequence[Tensor]) -> DepthwiseAlignment:
+    """The same over several batches, as the mean over all positions that have an update.
+
+    Status: exact for the tokens.   Assumes: nothing.
+
+    Args:
+        model: as in :func:`measure_depthwise_alignment`.
+        layout: likewise.
+        batches: token ids, each of shape (B, T), at least one.
+
+    Returns:
+        One entry per sub-layer with a visible branch.
+
+    Example:
+        >>> from probes.config import tiny
+        >>> from probes.model import Transformer, residual_layout
+        >>> model = Transformer(tiny("keel"))
+        >>> pooled(model, residual_layout(model), [torch.arange(4)[None], torch.arange(6)[None]]).n_tokens
+        10
+    """
+    results = [measure_depthwise_alignment(model, layout, ids_BT) for ids_BT in batches]
+    rows = zip(*(result.sublayers for result in results), strict=True)
+    n_tokens = [result.n_tokens for result in results]
+    return DepthwiseAlignment(
+        family=layout.family, n_tokens=sum(n_tokens), sublayers=tuple(_pooled_row(row, n_tokens) for row in rows)
+    )
+
+
+def _pooled_row(rows: Sequence[SublayerAlignment], n_tokens: Sequence[int]) -> SublayerAlignment:
+    n_updated = [row.updated_share * n for row, n in zip(rows, n_tokens, strict=True)]
+
+    def mean(name: str) -> float | None:
+        known = [(getattr(row, name), n) for row, n in zip(rows, n_updated, strict=True) if getattr(row, name) is not None]
+        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+
+    return SublayerAlignment(
+        sublayer=rows[0].sublayer,
+        block=rows[0].block,
+        kind=rows[0].kind,
+        alignment=mean("alignment"),
+        target_ratio=mean("target_ratio"),
+        target_stream_cosine=mean("target_stream_cosine"),
+        stream_cosine=mean("stream_cosine"),
+        step_ratio=mean("step_ratio"),
+        updated_share=sum(n_updated) / sum(n_tokens),
+    )
 
 
 def _target_term(x_BTD: Tensor, u_BTD: Tensor, place: str) -> Tensor:

@@ -12,7 +12,7 @@ from probes.claim_measurements import Measurement, measure_claim
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Verification", "as_markdown", "as_row", "verifications_frame", "verify_claims"]
+__all__ = ["Verification", "as_markdown", "as_row", "theory_cells", "verifications_frame", "verify_claims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,7 @@ def as_markdown(verifications: Iterable[Verification]) -> str:
         row = as_row(verification)
         lines.append(
             [
-                f"`{row['id']}`",
-                row["equation"],
-                f"{row['statement']}. *Assumes: {row['assumes']}.*",
-                row["quantity"],
-                number(row["claimed"]),
-                number(row["derived"]) if row["formula"] == "0" else f"{number(row['derived'])}: {row['formula']}",
+                *theory_cells(verification.result),
                 with_error(row["numeric"], row["numeric_error"]),
                 with_error(row["measured"], row["measured_error"]),
                 number(row["measured_predicted"]),
@@ -150,6 +145,20 @@ def as_markdown(verifications: Iterable[Verification]) -> str:
             ]
         )
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def theory_cells(result: ClaimResult) -> list[str]:
+    """The cells of :func:`as_markdown` that need no measurement: claim, equation, statement, quantity, claimed, derived."""
+    claim, evidence = result.claim, result.evidence
+    derived = number(evidence.derived)
+    return [
+        f"`{claim.id}`",
+        claim.equation,
+        f"{claim.statement}. *Assumes: {claim.assumes}.*",
+        evidence.quantity,
+        number(evidence.claimed),
+        derived if evidence.formula == "0" else f"{derived}: {evidence.formula}",
+    ]
 
 
 def number(value: float) -> str:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from probes.cli import grad_norm, layer_removal, max_lr, paper_check, schemes, sweep, theory, train, verify
+from probes.cli import alignment, grad_norm, layer_removal, max_lr, paper_check, repro, schemes, sweep, theory, train, verify
 
 __all__ = ["app", "main"]
 
@@ -16,10 +16,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+alignment.register(app)
 grad_norm.register(app)
 layer_removal.register(app)
 max_lr.register(app)
 paper_check.register(app)
+repro.register(app)
 schemes.register(app)
 sweep.register(app)
 theory.register(app)
@@ -42,12 +44,27 @@ def keel() -> None:
 def main() -> None:
     """Run the command; a user's mistake is one message on stderr and exit code 2, never a traceback."""
     try:
-        app()
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except Exception as error:
         if not _is_user_error(error):
             raise
         print(f"keel: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+_INTERRUPTED = 128 + 2
+
+
+def _run() -> None:
+    from probes.cli._io import stdout_errors
+
+    try:
+        app()
+    finally:  # help texts are printed by the parser, so what is left of stdout is written here, where failing is handled
+        with stdout_errors():
+            sys.stdout.flush()
 
 
 def _is_user_error(error: Exception) -> bool:

@@ -9,7 +9,7 @@ import torch
 from keel_theory.schemes import SCHEMES
 from keel_theory.test_time_training import depthwise_step
 from probes.config import ModelConfig
-from probes.depthwise_alignment import measure_depthwise_alignment
+from probes.depthwise_alignment import measure_depthwise_alignment, pooled
 from probes.errors import UnsupportedModelError
 from probes.families import describe_model
 from probes.model import Transformer
@@ -98,6 +98,29 @@ def test_positions_without_an_update_do_not_spoil_the_mean_of_the_others() -> No
     assert partly.updated_share == pytest.approx(5 / 6)
     assert partly.alignment == pytest.approx(full.alignment, abs=1e-12)
     assert partly.step_ratio == pytest.approx(full.step_ratio)
+
+
+def test_batches_are_pooled_by_their_positions() -> None:
+    """Equal lengths in one batch or in two are the same mean; a silent position weighs nothing."""
+    model = _own("pre_ln")
+    ids = tiny_ids(4, 6)
+    layout = describe_model(model)
+    whole = measure_depthwise_alignment(model, layout, ids)
+    parts = pooled(model, layout, [ids[:1], ids[1:]])
+    assert parts.n_tokens == whole.n_tokens == 24
+    for one, other in zip(whole.sublayers, parts.sublayers, strict=True):
+        assert dataclasses.asdict(other) == pytest.approx(dataclasses.asdict(one), abs=1e-12)
+
+
+def test_pooling_leaves_out_a_batch_without_an_update() -> None:
+    model = _own("pre_ln")
+    layout = describe_model(model)
+    full = measure_depthwise_alignment(model, layout, tiny_ids(1, 5)).sublayers[1]
+    branch = list(model.sublayers())[1].branch.function
+    branch.register_forward_hook(lambda _, args, out: out if out.shape[1] == 5 else 0 * out)
+    row = pooled(model, layout, [tiny_ids(1, 5), tiny_ids(1, 3)]).sublayers[1]
+    assert row.updated_share == pytest.approx(5 / 8)
+    assert row.alignment == pytest.approx(full.alignment)
 
 
 def test_frozen_models_are_measured_too() -> None:
