@@ -5,21 +5,82 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 from probes.errors import OutputError
 
-__all__ = ["emit", "output_folder", "write_text_atomically"]
+__all__ = ["emit", "guarded_stdout", "output_folder", "stdout_errors", "write_text_atomically"]
 
 
 def emit(text: str, output: Path | None) -> None:
     """Print the text to stdout, or write it to a file where one is named."""
     if output is None:
-        print(text)
+        with stdout_errors():
+            print(text, flush=True)
     else:
         write_text_atomically(output, text + "\n")
+
+
+@contextlib.contextmanager
+def stdout_errors() -> Iterator[None]:
+    """Turn what can go wrong on stdout into an end that a shell understands.
+
+    Raises:
+        SystemExit: with 141, as of a process that SIGPIPE ends, if the reader has closed the pipe (``| head``).
+        OutputError: if stdout cannot take the text, as a full device.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_stdout()
+        raise SystemExit(_PIPE_CLOSED) from None
+    except OSError as error:
+        _drop_stdout()
+        raise OutputError(f"cannot write to stdout: {error.strerror or error}; name a file with -o") from error
+
+
+_PIPE_CLOSED = 128 + 13
+
+
+@contextlib.contextmanager
+def guarded_stdout() -> Iterator[None]:
+    """Handle failing writes wherever they come from, help texts too: the parser would end them in its own way."""
+    plain = sys.stdout
+    sys.stdout = cast("TextIO", _Guarded(plain))
+    try:
+        yield
+    finally:
+        sys.stdout = plain
+        with stdout_errors():
+            plain.flush()
+
+
+class _Guarded:
+    """A text stream whose writes fail as :func:`stdout_errors` says; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with stdout_errors():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with stdout_errors():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere, or the interpreter would fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_text_atomically(path: Path, text: str) -> None:

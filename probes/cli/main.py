@@ -7,6 +7,7 @@ import sys
 import typer
 
 from probes.cli import alignment, grad_norm, layer_removal, max_lr, paper_check, repro, schemes, sweep, theory, train, verify
+from probes.cli._io import guarded_stdout
 
 __all__ = ["app", "main"]
 
@@ -44,7 +45,8 @@ def keel() -> None:
 def main() -> None:
     """Run the command; a user's mistake is one message on stderr and exit code 2, never a traceback."""
     try:
-        _run()
+        with guarded_stdout():
+            app()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except Exception as error:
@@ -55,16 +57,6 @@ def main() -> None:
 
 
 _INTERRUPTED = 128 + 2
-
-
-def _run() -> None:
-    from probes.cli._io import stdout_errors
-
-    try:
-        app()
-    finally:  # help texts are printed by the parser, so what is left of stdout is written here, where failing is handled
-        with stdout_errors():
-            sys.stdout.flush()
 
 
 def _is_user_error(error: Exception) -> bool:
