@@ -4,12 +4,17 @@ r"""Phase diagram of the shortcut over depth and shortcut scale. No figure of th
 Colour is what the shortcut keeps of a gradient over the whole stack, :math:`(\alpha / \sqrt{\alpha^2 + q})^L`, which is also
 the cosine between the stack's input and its output. Below the line :math:`\alpha = \sqrt{L}` the gradient dies on the
 shortcut; far above it, the branches of a freshly initialised stack are hardly in its output. Post-LN lies on the lower edge.
+
+All sub-layers are alike here. Keel's first block has no scale: from the embedding on it keeps a further factor
+:math:`1/\sqrt{1 + 2q}` of what is drawn along its line, and the figure says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -25,9 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["compute", "draw", "main"]
 
+_Color: TypeAlias = "str | tuple[float, float, float]"
+
 _LEVELS = (1e-100, 1e-10, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 """Products on the borders between the bands."""
 _CRITICAL = "#222222"
+_LARGE = 1e300
+_DARK = (1e-10, 0.999)
+"""Products below and above which the bands are dark."""
 
 
 def compute(branch_variance: float = 1.0) -> pd.DataFrame:
@@ -58,10 +68,41 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes = figure.add_subplot()
         _bands(axes, frame)
         _curves(axes, frame)
-        axes.text(0.03, 0.96, "output hardly\ndiffers from input", transform=axes.transAxes, size=7, va="top", color="white")
+        _corner(axes, frame)
         axes.set(xlabel="depth $L$ (sub-layers)", ylabel=r"shortcut scale $\alpha$ (dimensionless)")
+        figure.text(0.99, 0.005, _remark(frame), size=6, ha="right", va="bottom", color="#444444")
+        figure.get_layout_engine().set(rect=(0, 0.075, 1, 0.925))  # type: ignore[union-attr, call-arg]
         figure.canvas.draw()  # inside the style, so that it is the style's fonts that the layout sees
     return figure
+
+
+_ALMOST_ONE = 0.99
+
+
+def _corner(axes: Axes, frame: pd.DataFrame) -> None:
+    """Say that the output is the input, in the corner where it is, if it is there."""
+    corner = frame[(frame["n_sublayers"] <= 12) & (frame["alpha"] >= frame["alpha"].max() / 3)]
+    if float(corner["product"].min()) >= _ALMOST_ONE:
+        ink = _ink(frame, float(frame["n_sublayers"].min()), float(frame["alpha"].max()), _CRITICAL)
+        axes.text(0.03, 0.96, "output hardly\ndiffers from input", transform=axes.transAxes, size=7, va="top", color=ink)
+
+
+def _ink(frame: pd.DataFrame, n_sublayers: float, alpha: float, color: _Color) -> _Color:
+    """A colour for words at one place: their own, or white on the dark bands at both ends."""
+    distance = np.abs(np.log(frame["n_sublayers"] / n_sublayers)) + np.abs(np.log(frame["alpha"] / alpha))
+    product = float(frame["product"].to_numpy()[int(np.argmin(distance))])
+    return color if _DARK[0] <= product < _DARK[1] else "white"
+
+
+def _remark(frame: pd.DataFrame) -> str:
+    """Branch variance, and what Keel's first block costs at it."""
+    q = float(frame["branch_variance"].iloc[0])
+    first = 1 / np.sqrt(1 + 2 * q) if q < _LARGE else 1 / np.sqrt(2) / np.sqrt(q)
+    keel = get_scheme("keel").label
+    return (
+        f"branch variance $q$ = {q:g}; every sub-layer alike\n"
+        rf"{keel}'s first block, which has no $\alpha$, keeps a further $1/\sqrt{{1 + 2q}}$ = {first:.2g}"
+    )
 
 
 def _grid(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -97,13 +138,19 @@ def _curves(axes: Axes, frame: pd.DataFrame) -> None:
     for name, (scale, text) in curves.items():
         style = scheme_style(name)
         axes.plot(depth, scale, color=style.color, linestyle=style.dash, linewidth=1.6)
-        _along(axes, depth, scale, text, style.color)
+        _along(axes, depth, scale, text, partial(_ink, frame, color=_dark(style.color)))
     q = float(frame["branch_variance"].iloc[0])
-    critical = np.sqrt(q * depth)
+    critical = np.sqrt(q) * np.sqrt(depth)  # q times the depth may leave float64
     shown = (critical >= 1) & (critical <= highest)
     if shown.any():
         axes.plot(depth[shown], critical[shown], color=_CRITICAL, linestyle=(0, (4, 2)), linewidth=1.1)
-        _along(axes, depth[shown], critical[shown], rf"$\alpha = \sqrt{{{'' if q == 1 else 'q'}L}}$, kept 0.61", _CRITICAL)
+        _along(
+            axes,
+            depth[shown],
+            critical[shown],
+            rf"$\alpha = \sqrt{{{'' if q == 1 else 'q'}L}}$, kept 0.61",
+            lambda *_: _CRITICAL,
+        )
     red = scheme_style("post_ln").color
     axes.plot(depth, np.ones_like(depth), color=red, linewidth=3.0, clip_on=False, zorder=5)
     axes.annotate(
@@ -111,13 +158,13 @@ def _curves(axes: Axes, frame: pd.DataFrame) -> None:
         (depth[-1], 1.0),
         (-4, 5),
         textcoords="offset points",
-        color="white",
+        color=_ink(frame, float(depth[-1]), 1.0, _dark(red)),
         size=7,
         ha="right",
     )
 
 
-def _along(axes: Axes, x: np.ndarray, y: np.ndarray, text: str, color: str) -> None:
+def _along(axes: Axes, x: np.ndarray, y: np.ndarray, text: str, ink: Callable[[float, float], _Color]) -> None:
     """Write along a straight line of the log-log plane, above its middle."""
     i = int(0.52 * (len(x) - 1))
     slope = float(np.log(y[-1] / y[0]) / np.log(x[-1] / x[0]))
@@ -129,7 +176,7 @@ def _along(axes: Axes, x: np.ndarray, y: np.ndarray, text: str, color: str) -> N
         rotation=float(np.degrees(np.arctan(slope))),
         rotation_mode="anchor",
         transform_rotates_text=True,
-        color=_dark(color),
+        color=ink(float(x[i]), float(y[i])),
         size=7,
         ha="center",
         va="bottom",
