@@ -17,7 +17,7 @@ from collections.abc import Callable
 N_SUBLAYERS = 10**6
 TARGETS = {"closed-form query": 1e-3, "import": 0.7, "keel verify": 60.0}
 """Seconds."""
-_MODULES = ("propagation", "design", "variance", "claims")
+_MODULES = ("propagation", "design", "variance", "random_stacks", "claims", "answers")
 _TIMED = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
 
 
