@@ -1,7 +1,8 @@
 r"""Depth-wise test-time training, derived step by step: Eqs. (29)-(34).
 
 The paper's argument runs over six numbers; it is proved here as one, and every number leads to it. Proved at width 2 with two
-hidden units that are arbitrary functions of the stream, see :func:`keel_theory.test_time_training.symbolic_step`. The paper's rows are columns here.
+hidden units that are arbitrary functions of the stream, see :func:`keel_theory.test_time_training.symbolic_step`.
+The paper's rows are columns here.
 
 Importing this module loads SymPy.
 """

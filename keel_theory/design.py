@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keel_theory.errors import DomainError
+from keel_theory.propagation import shortcut_log_product
+from keel_theory.spec import Scheme
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +35,7 @@ __all__ = [
     "phase_diagram",
     "smallest_alpha",
     "smallest_alpha_law",
+    "smallest_scheme_alpha",
     "uniform_product",
 ]
 
@@ -177,6 +180,78 @@ def smallest_alpha_law(min_gain: ArrayLike, n_sublayers: ArrayLike, branch_varia
     return np.asarray(np.sqrt(variance * _depth(n_sublayers) / (-2 * np.log(_gain(min_gain)))))
 
 
+def smallest_scheme_alpha(
+    scheme: Scheme,
+    n_sublayers: int,
+    min_gain: float,
+    *,
+    branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
+    scaled_matrices: int = 0,
+) -> float:
+    """Smallest alpha at which a scheme, with its own first-layer rules, keeps a share of the gradient.
+
+    Found by bisection, because a scheme's rules (Keel's first block has no scale) leave no closed form; the product grows with
+    alpha.
+
+    Status: numeric, to round-off.   Source: :func:`keel_theory.propagation.shortcut_log_product`.
+    Assumes: as there.
+
+    Args:
+        scheme: one with a parameter ``alpha``.
+        n_sublayers: L, at least 1.
+        min_gain: g, the product wanted, dimensionless, in (0, 1).
+        branch_variance: q >= 0.
+        stream_variance: v > 0 of the embedding output.
+        scaled_matrices: matrices of a branch that start ``init_gain`` times smaller.
+
+    Returns:
+        alpha, dimensionless; 0.0 where every scale keeps that much.
+
+    Raises:
+        DomainError: if the scheme has no alpha, or no alpha keeps that much; the message says how much can be kept.
+
+    Example:
+        >>> from keel_theory.schemes import get_scheme
+        >>> keel = get_scheme("keel")
+        >>> round(smallest_scheme_alpha(keel, 1024, 0.5), 2)
+        59.6
+        >>> smallest_scheme_alpha(keel, 1024, 0.9)
+        Traceback (most recent call last):
+        ...
+        keel_theory.errors.DomainError: keel keeps at most 0.57735 of the gradient over 1024 sub-layers, ...
+    """
+    if "alpha" not in scheme.parameters:
+        raise DomainError(f"scheme '{scheme.name}' has no parameter 'alpha', so there is none to choose")
+    wanted = float(np.log(_gain(min_gain)))
+
+    def kept(log_alpha: float) -> float:
+        return shortcut_log_product(
+            scheme.with_parameters(alpha=float(np.exp(log_alpha))),
+            n_sublayers,
+            branch_variance=branch_variance,
+            stream_variance=stream_variance,
+            scaled_matrices=scaled_matrices,
+        )
+
+    low, high = -_LOG_END, _LOG_END
+    if (best := kept(high)) < wanted:
+        raise DomainError(
+            f"{scheme.name} keeps at most {np.exp(best):.6g} of the gradient over {n_sublayers} sub-layers, however large "
+            f"alpha is: {min_gain:g} is out of reach; ask for less"
+        )
+    if kept(low) >= wanted:
+        return 0.0
+    while high - low > _LOG_STEP:
+        middle = (low + high) / 2
+        low, high = (low, middle) if kept(middle) >= wanted else (middle, high)
+    return float(np.exp(high))
+
+
+_LOG_END = 300.0  # e^300 is far past any scale, and its inverse far below
+_LOG_STEP = 1e-13
+
+
 def aligned_branch_cosine(alpha: float, n_sublayers: int, branch_variance: float = 1.0) -> float:
     r"""Cosine between input and output when every branch writes the same direction, orthogonal to the input.
 
@@ -311,7 +386,7 @@ def phase_diagram(
 
 
 def _checked(name: str, values: ArrayLike, *, positive: bool) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
+    array = _floats(name, values)
     good = np.isfinite(array) & (array > 0 if positive else array >= 0)
     if not good.all():
         wanted = "> 0" if positive else ">= 0"
@@ -320,7 +395,7 @@ def _checked(name: str, values: ArrayLike, *, positive: bool) -> FloatArray:
 
 
 def _depth(n_sublayers: ArrayLike) -> FloatArray:
-    array = np.asarray(n_sublayers, dtype=np.float64)
+    array = _floats("the number of sub-layers", n_sublayers)
     good = np.isfinite(array) & (array >= 1) & (array == np.floor(array))
     if not good.all():
         raise DomainError(f"the number of sub-layers must be a whole number >= 1, got {array[~good].ravel()[0]:g}")
@@ -328,8 +403,15 @@ def _depth(n_sublayers: ArrayLike) -> FloatArray:
 
 
 def _gain(min_gain: ArrayLike) -> FloatArray:
-    array = np.asarray(min_gain, dtype=np.float64)
+    array = _floats("the gain to keep", min_gain)
     good = (array > 0) & (array < 1)
     if not good.all():
         raise DomainError(f"the gain to keep must lie between 0 and 1, both excluded, got {array[~good].ravel()[0]:g}")
     return array
+
+
+def _floats(name: str, values: ArrayLike) -> FloatArray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except OverflowError:
+        raise DomainError(f"{name} is past float64 (1.8e308); take a smaller number") from None

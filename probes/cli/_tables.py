@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_json", "cell", "render"]
+__all__ = ["as_json", "cell", "counted", "render"]
 
 
 def as_json(value: Any) -> str:
@@ -65,3 +65,13 @@ def _drawn(headings: list[str], lines: list[list[str]]) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip("\n")
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the plural where there is not one.
+
+    Example:
+        >>> counted(1, "sub-layer"), counted(2, "sub-layer")
+        ('1 sub-layer', '2 sub-layers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

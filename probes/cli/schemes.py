@@ -136,7 +136,8 @@ def _page(description: dict[str, Any], *, wide: bool) -> str:
     parameters = [f"  {p['name']} = {p['value']}: {p['meaning']}" for p in description["parameters"]] or ["  none"]
     rows = description["sublayers"]
     table = _tables.render(["sublayer", "block", "kind", *_shown_fields(rows)], rows, wide=wide)
-    depth = f"{description['n_sublayers']} sub-layers, numbered from 0; fields not shown have their default everywhere:"
+    n_sublayers = _tables.counted(description["n_sublayers"], "sub-layer")
+    depth = f"{n_sublayers}, numbered from 0; fields not shown have their default everywhere:"
     return "\n".join([*heading, "", "Parameters", *parameters, "", depth, table])
 
 

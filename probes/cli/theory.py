@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from keel_theory.results import Derivation
@@ -26,7 +27,38 @@ _Variance = Annotated[
     float, typer.Option("--branch-variance", help="q: variance of a branch's output for an input of variance 1.")
 ]
 
-group = typer.Typer(no_args_is_help=True, help="Closed forms: gains over depth, the scale a depth needs, limits, derivations.")
+_ScaledMatrices = Annotated[
+    int,
+    typer.Option(
+        "--scaled-matrices",
+        help="k: matrices of a branch that still have the scheme's smaller initial weights (DeepNorm's beta): 2 for attention "
+        "and a plain FFN at initialisation, 3 for a gated FFN; 0 once training has grown them.",
+    ),
+]
+
+
+class _TheoryGroup(TyperGroup):
+    """The commands of the theory; a number that float64 cannot hold is the question's fault, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command.
+
+        Raises:
+            TheoryError: in place of an arithmetic error.
+        """
+        try:
+            return super().invoke(ctx)
+        except (ArithmeticError, ValueError) as error:
+            if isinstance(error, ValueError) and str(error) != "math domain error":
+                raise
+            from keel_theory.errors import TheoryError
+
+            raise TheoryError(f"no value in float64: {error}; take numbers nearer to one") from error
+
+
+group = typer.Typer(
+    cls=_TheoryGroup, no_args_is_help=True, help="Closed forms: gains over depth, the scale a depth needs, limits, derivations."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +72,7 @@ def gain(
     sublayers: _Sublayers,
     alpha: Annotated[str | None, typer.Option(help="Shortcut scale, an expression in L.", show_default=False)] = None,
     branch_variance: _Variance = 1.0,
+    scaled_matrices: _ScaledMatrices = 0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Another value of a parameter; may be repeated.", show_default=False),
@@ -53,6 +86,7 @@ def gain(
     Examples:
       keel theory gain --scheme post_ln --sublayers 64
       keel theory gain --scheme keel --sublayers 1024 --alpha "2*sqrt(L)"
+      keel theory gain --scheme deepnorm --sublayers 64 --scaled-matrices 2
     """  # noqa: D301 - a real \b keeps the lines of the examples apart
     from keel_theory.schemes import get_scheme
     from probes.cli._io import emit
@@ -60,7 +94,7 @@ def gain(
     from probes.cli.schemes import parse_settings
 
     values = parse_settings(settings or []) | ({} if alpha is None else {"alpha": alpha})
-    answer = _gain(get_scheme(scheme).with_parameters(**values), sublayers, branch_variance)
+    answer = _gain(get_scheme(scheme).with_parameters(**values), sublayers, branch_variance, scaled_matrices)
     emit(as_json(answer) if json else _gain_text(answer), output)
 
 
@@ -69,20 +103,33 @@ def alpha_command(
     sublayers: _Sublayers,
     min_gain: Annotated[float, typer.Option(help="Product to keep over the whole stack, between 0 and 1.", show_default=False)],
     branch_variance: _Variance = 1.0,
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer for this scheme with its first-layer rules; every sub-layer alike without.", show_default=False
+        ),
+    ] = None,
     json: _Json = False,
     output: _Output = None,
 ) -> None:
     """The smallest shortcut scale that keeps a share of the gradient, and what it costs.
 
     \b
-    Example:
+    Examples:
       keel theory alpha --sublayers 1024 --min-gain 0.9
+      keel theory alpha --sublayers 1024 --min-gain 0.5 --scheme keel
     """  # noqa: D301
     from probes.cli._io import emit
     from probes.cli._tables import as_json
 
-    answer = _alpha(sublayers, min_gain, branch_variance)
-    emit(as_json(answer) if json else _alpha_text(answer), output)
+    if scheme is None:
+        answer = _alpha(sublayers, min_gain, branch_variance)
+        emit(as_json(answer) if json else _alpha_text(answer), output)
+        return
+    from keel_theory.schemes import get_scheme
+
+    answer = _scheme_alpha(get_scheme(scheme), sublayers, min_gain, branch_variance)
+    emit(as_json(answer) if json else _scheme_alpha_text(answer), output)
 
 
 @group.command()
@@ -120,7 +167,7 @@ def _limit_text(relation: Any) -> str:
     """``lim f = value`` for a relation whose left side holds a limit at infinite depth."""
     import sympy as sp
 
-    left = relation.lhs.replace(sp.Limit, lambda expression, *_: sp.Function("lim")(expression))
+    left = relation.lhs.replace(sp.Limit, lambda expression, *_: sp.Function("lim")(expression.doit()))
     return f"{left} = {relation.rhs}, L -> oo"
 
 
@@ -192,41 +239,85 @@ def _draw_phase(output: Path, branch_variance: float) -> None:
         raise OutputError(f"cannot write '{output}': {error.strerror or error}; name a file in an existing folder") from error
 
 
-def _gain(scheme: Scheme, n_sublayers: int, branch_variance: float) -> dict[str, Any]:
+def _gain(scheme: Scheme, n_sublayers: int, branch_variance: float, scaled_matrices: int) -> dict[str, Any]:
     import math
 
     from keel_theory.propagation import propagate_shortcut, shortcut_log_product
 
-    log_product = shortcut_log_product(scheme, n_sublayers, branch_variance=branch_variance)
+    question: dict[str, Any] = {"branch_variance": branch_variance, "scaled_matrices": scaled_matrices}
+    log_product = shortcut_log_product(scheme, n_sublayers, **question)
     answer: dict[str, Any] = {
         "scheme": scheme.name,
         "label": scheme.label,
         "n_sublayers": n_sublayers,
         "parameters": dict(scheme.parameters),
-        "branch_variance": branch_variance,
+        **question,
+        "without_effect": _without_effect(scheme, n_sublayers, branch_variance, scaled_matrices),
         "log_product": log_product,
         "log10_product": log_product / math.log(10),
         "product": math.exp(log_product),
     }
     if 2 < n_sublayers <= _MAX_TRACED:
-        trace = propagate_shortcut(scheme, n_sublayers, branch_variance=branch_variance)
+        trace = propagate_shortcut(scheme, n_sublayers, **question)
         answer["first_block_log_product"] = math.fsum(trace.log_gains[:2])
         answer["later_blocks_log_product"] = math.fsum(trace.log_gains[2:])
         answer["last_scale"] = float(trace.shortcut_scales[-1])
+        answer["last_log_scale"] = float(trace.log_shortcut_scales[-1])
     return answer
 
 
+def _without_effect(scheme: Scheme, n_sublayers: int, branch_variance: float, scaled_matrices: int) -> list[str]:
+    """Parameters and options whose other values give the same product: what was asked for does not depend on them."""
+    from keel_theory.propagation import shortcut_log_product
+    from keel_theory.schemes import get_scheme
+
+    def product(q: float, matrices: int, **changed: float | str) -> float | None:
+        """The answer to the changed question; None where the scheme or the theory refuses it."""
+        try:
+            other = scheme.with_parameters(**changed)
+            return shortcut_log_product(other, n_sublayers, branch_variance=q, scaled_matrices=matrices)
+        except ValueError:
+            return None
+
+    asked = product(branch_variance, scaled_matrices)
+    defaults, idle = get_scheme(scheme.name).parameters, []
+    for name, value in scheme.parameters.items():
+        trials = [trial for trial in (defaults[name], *_TRIALS) if str(trial) != str(value)]
+        others = [product(branch_variance, scaled_matrices, **{name: trial}) for trial in trials]
+        if any(other is not None for other in others) and all(other in (None, asked) for other in others):
+            idle.append(name)
+    another = branch_variance / 2 if branch_variance > 1 else branch_variance + 1
+    if product(another, scaled_matrices) == asked:
+        idle.append("--branch-variance")
+    if scaled_matrices and product(branch_variance, 0) == asked:
+        idle.append("--scaled-matrices")
+    return idle
+
+
+_TRIALS = ("0.137", "0.77", "5.3")
+
+
 def _gain_text(answer: dict[str, Any]) -> str:
-    parameters = "".join(f", {name} = {value}" for name, value in answer["parameters"].items())
+    from probes.cli._tables import counted
+
+    idle = answer["without_effect"]
+    settings = [f"{name} = {value}" for name, value in answer["parameters"].items() if name not in idle]
+    if "--branch-variance" not in idle:
+        settings.append(f"branch variance {answer['branch_variance']:g}")
+    if answer["scaled_matrices"] and "--scaled-matrices" not in idle:
+        settings.append(f"scaled matrices {answer['scaled_matrices']}")
     lines = [
-        f"{answer['label']}, {answer['n_sublayers']} sub-layers{parameters}, branch variance {answer['branch_variance']:g}",
+        ", ".join([answer["label"], counted(answer["n_sublayers"], "sub-layer"), *settings]),
         f"  kept by the shortcut   {_exp(answer['log_product'])}",
         f"  ln, log10              {answer['log_product']:.6g} nats, {answer['log10_product']:.6g}",
     ]
     if "last_scale" in answer:
         first, later = (_exp(answer[f"{part}_log_product"]) for part in ("first_block", "later_blocks"))
         lines.append(f"  first block, others    {first}, {later}")
-        lines.append(f"  last shortcut scale    {answer['last_scale']:.6g}")
+        scale = f"{answer['last_scale']:.6g}" if answer["last_scale"] else _exp(answer["last_log_scale"])
+        lines.append(f"  last shortcut scale    {scale}")
+    if idle:
+        lines.append(f"  without effect here    {', '.join(idle)}")
     return "\n".join(lines)
 
 
@@ -266,10 +357,52 @@ def _alpha(n_sublayers: int, min_gain: float, branch_variance: float) -> dict[st
     return answer
 
 
-def _alpha_text(answer: dict[str, Any]) -> str:
-    from probes.cli._tables import render
+def _scheme_alpha(scheme: Scheme, n_sublayers: int, min_gain: float, branch_variance: float) -> dict[str, Any]:
+    import math
 
-    head = f"{answer['n_sublayers']} sub-layers, branch variance {answer['branch_variance']:g}, keep {answer['min_gain']:g}"
+    from keel_theory.design import smallest_scheme_alpha
+    from keel_theory.propagation import shortcut_log_product
+    from keel_theory.variance import variance_profile
+
+    alpha = smallest_scheme_alpha(scheme, n_sublayers, min_gain, branch_variance=branch_variance)
+    answer: dict[str, Any] = {
+        "scheme": scheme.name,
+        "label": scheme.label,
+        "n_sublayers": n_sublayers,
+        "min_gain": min_gain,
+        "branch_variance": branch_variance,
+        "alpha": alpha,
+    }
+    for name, scale in (("at_alpha", alpha), ("at_alpha_L", float(n_sublayers))):
+        if scale > 0:
+            scaled = scheme.with_parameters(alpha=scale)
+            product = math.exp(shortcut_log_product(scaled, n_sublayers, branch_variance=branch_variance))
+            answer[name] = {"alpha": scale, "product": product}
+            if n_sublayers <= _MAX_TRACED:
+                cosine = variance_profile(scaled.specs(n_sublayers), branch_variance=branch_variance).input_cosine
+                answer[name]["branch_share"] = 1 - cosine**2
+    return answer
+
+
+def _scheme_alpha_text(answer: dict[str, Any]) -> str:
+    from probes.cli._tables import counted, render
+
+    head = f"{answer['label']}, {counted(answer['n_sublayers'], 'sub-layer')}, branch variance {answer['branch_variance']:g}"
+    head += f", keep {answer['min_gain']:g}"
+    if answer["alpha"] == 0:
+        return f"{head}\n  any alpha > 0 keeps that much"
+    rows = [
+        {"": label, "alpha": case["alpha"], "kept": case["product"], "branches'_share": case.get("branch_share", "")}
+        for label, case in (("  smallest alpha", answer["at_alpha"]), ("  alpha = L", answer["at_alpha_L"]))
+    ]
+    return f"{head}\n{render(list(rows[0]), rows, wide=False)}"
+
+
+def _alpha_text(answer: dict[str, Any]) -> str:
+    from probes.cli._tables import counted, render
+
+    head = f"{counted(answer['n_sublayers'], 'sub-layer')}, branch variance {answer['branch_variance']:g}"
+    head += f", keep {answer['min_gain']:g}"
     if answer["alpha"] == 0:
         return f"{head}\n  branches without variance take nothing from the shortcut: any alpha > 0 will do"
     rows = [
@@ -291,7 +424,7 @@ _LEGEND = (
     "kept = cosine: what the shortcut keeps of a gradient, and the cosine between the stack's input and its output.",
     "branches' share: of the output's variance, for independent branches; if they agree: for branches that all write one",
     "direction (leading order). Every sub-layer alike: Keel's first block, without a scale, has a factor of its own, see",
-    "keel theory gain.",
+    "--scheme keel.",
 )
 
 
@@ -301,6 +434,7 @@ def _derivation(derivation: Derivation) -> dict[str, Any]:
     return {
         "id": derivation.id,
         "title": derivation.title,
+        "note": derivation.note,
         "assumptions": list(derivation.assumptions),
         "steps": [
             {"text": s.text, "kind": s.kind.value, "expression": str(s.expression), "latex": latex(s.expression)}
