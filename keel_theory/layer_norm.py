@@ -57,7 +57,7 @@ class Normalisation:
 
     Raises:
         DomainError: if kind is ``none``, eps is negative, the weight is not one finite vector, or, when applied, a vector
-            is not finite, or has no direction and eps is 0.
+            is not finite, or has no direction and eps is 0, or a length or a derivative is past float64.
 
     Example:
         >>> norm = Normalisation(kind=NormKind.RMS)
@@ -104,7 +104,7 @@ class Normalisation:
             Shape (..., D).
         """
         direction, scale = self._parts(x)
-        return self._weighted(_project(direction, self._centre(tangent)) / scale)
+        return self._weighted(_over(_project(direction, self._centre(tangent)), scale))
 
     def vjp(self, x: FloatArray, cotangent: FloatArray) -> FloatArray:
         """J(x) transposed times a vector, without building J: what backpropagation does.
@@ -117,7 +117,7 @@ class Normalisation:
             Gradient with respect to x, shape (..., D).
         """
         direction, scale = self._parts(x)
-        return self._centre(_project(direction, self._weighted(cotangent))) / scale
+        return _over(self._centre(_project(direction, self._weighted(cotangent))), scale)
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """The full matrix dN_i/dx_j.
@@ -150,7 +150,7 @@ class Normalisation:
         radial = x.shape[-1] - self._mean_directions - 1
         relative[..., radial : radial + 1] = (np.sqrt(self.eps) / scale) ** 2
         relative[..., radial + 1 :] = 0.0
-        return relative / scale
+        return _over(relative, scale)
 
     def null_dimension(self, x: FloatArray) -> int:
         """Dimension of the null space of J at one vector x of shape (D,): 1 for RMSNorm and 2 for LayerNorm at eps = 0.
@@ -177,7 +177,7 @@ class Normalisation:
         length = np.sum(direction**2, axis=-1, keepdims=True)
         row = 1.0 - self._mean_directions / width - direction**2 * (2.0 - length)  # squared norms of the rows of s J
         squared: FloatArray = np.mean(self._weighted(self._weighted(row)), axis=-1, keepdims=True)
-        gain: FloatArray = (np.sqrt(squared) / scale)[..., 0]
+        gain: FloatArray = _over(np.sqrt(squared), scale)[..., 0]
         return gain
 
     @property
@@ -200,17 +200,31 @@ class Normalisation:
             raise DomainError(f"weight has {self.weight.shape[0]} entries, the vectors have width {width}")
         if not np.all(np.isfinite(x)):
             raise DomainError("a vector with a NaN or infinite entry cannot be normalised")
-        centred = self._centre(np.asarray(x, dtype=np.float64))
+        x = np.asarray(x, dtype=np.float64)
         largest = np.max(np.abs(x), axis=-1, keepdims=True, initial=0.0)
-        unit = centred / np.where(largest > 0, largest, 1.0)
-        length = np.sqrt(np.sum(unit**2, axis=-1, keepdims=True))
-        length = np.where(length > _ROUND_OFF * np.sqrt(width), length, 0.0) * largest  # a constant vector is not quite 0
-        scale = np.hypot(length / np.sqrt(self._count(width)), np.sqrt(self.eps))
-        if not (np.all(scale > 0) and np.all(np.isfinite(scale))):
-            raise DomainError(
-                "a vector without direction (zero, constant under LayerNorm, not finite) has no derivative at eps = 0"
-            )
-        return centred / scale / np.sqrt(self._count(width)), scale
+        unit = np.maximum(largest, np.sqrt(self.eps))  # everything is measured in it: x may sit at either end of float64
+        unit = np.where(unit > 0, unit, 1.0)
+        centred = self._centre(x / unit)
+        length = np.sqrt(np.sum(centred**2, axis=-1, keepdims=True))
+        length = np.where(length > _ROUND_OFF * np.sqrt(width) * (largest / unit), length, 0.0)  # a constant is not quite 0
+        count = self._count(width)
+        relative = np.hypot(length / np.sqrt(count), np.sqrt(self.eps) / unit)
+        if not np.all(relative > 0):
+            raise DomainError("a vector without direction (zero, constant under LayerNorm) has no derivative at eps = 0")
+        with np.errstate(over="ignore"):
+            scale = relative * unit
+        if not np.all(np.isfinite(scale)):
+            raise DomainError("the length of a vector is past float64 (1.8e308); scale it down")
+        return centred / relative / np.sqrt(count), scale
+
+
+def _over(vector: FloatArray, scale: FloatArray) -> FloatArray:
+    """The vector over the scale; at a vector of 1e-308 or less a derivative, its inverse, is past float64."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        quotient: FloatArray = vector / scale
+    if not np.all(np.isfinite(quotient)) and np.all(np.isfinite(vector)):
+        raise DomainError("the derivative at so small a vector is past float64 (1.8e308); scale the vector up or take eps > 0")
+    return quotient
 
 
 def _project(direction: FloatArray, vector: FloatArray) -> FloatArray:

@@ -1,5 +1,7 @@
 """Which shortcut scale a depth needs, and what it costs."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +15,12 @@ from keel_theory.design import (
     phase_diagram,
     smallest_alpha,
     smallest_alpha_law,
+    smallest_scheme_alpha,
     uniform_product,
 )
 from keel_theory.errors import DomainError
+from keel_theory.propagation import shortcut_log_product
+from keel_theory.schemes import get_scheme
 
 DEPTHS = (1, 2, 16, 64, 1024, 10**6)
 
@@ -154,3 +159,28 @@ def test_variance_outside_its_domain(branch_variance: float) -> None:
 def test_gain_outside_its_domain(min_gain: float) -> None:
     with pytest.raises(DomainError, match="between 0 and 1, both excluded"):
         smallest_alpha(min_gain, 4)
+
+
+@pytest.mark.parametrize("gain", [1e-300, 0.1, 0.5, 0.9, 0.999999])
+@pytest.mark.parametrize("n_sublayers", [1, 64, 10**6])
+def test_alpha_of_a_uniform_scheme_is_the_closed_form(n_sublayers: int, gain: float) -> None:
+    found = smallest_scheme_alpha(get_scheme("scaled_shortcut"), n_sublayers, gain, branch_variance=0.7)
+    assert found == pytest.approx(float(smallest_alpha(gain, n_sublayers, 0.7)), rel=1e-9)
+
+
+@pytest.mark.parametrize("variance", [0.3, 1.0, 4.0])
+def test_keels_first_block_bounds_what_any_alpha_keeps(variance: float) -> None:
+    best = (1 + 2 * variance) ** -0.5
+    found = smallest_scheme_alpha(get_scheme("keel"), 64, 0.99 * best, branch_variance=variance)
+    kept = shortcut_log_product(get_scheme("keel").with_parameters(alpha=found), 64, branch_variance=variance)
+    assert kept == pytest.approx(math.log(0.99 * best), rel=1e-9)
+    with pytest.raises(DomainError, match=f"keel keeps at most {best:.6g} of the gradient over 64 sub-layers"):
+        smallest_scheme_alpha(get_scheme("keel"), 64, 1.001 * best, branch_variance=variance)
+
+
+def test_schemes_without_a_choice() -> None:
+    assert smallest_scheme_alpha(get_scheme("keel"), 2, 0.5) == 0.0
+    with pytest.raises(DomainError, match="'pre_ln' has no parameter 'alpha'"):
+        smallest_scheme_alpha(get_scheme("pre_ln"), 8, 0.5)
+    with pytest.raises(DomainError, match="the number of sub-layers is past float64"):
+        smallest_alpha(0.5, 10**400)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import sympy as sp
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,41 @@ def test_a_vector_without_direction_is_refused(kind: NormKind, x: FloatArray) ->
 def test_a_vector_that_is_not_finite_is_refused(kind: NormKind, entry: float) -> None:
     with pytest.raises(DomainError, match="NaN or infinite entry"):
         Normalisation(kind=kind)(np.array([1.0, entry, 0.0]))
+
+
+EDGES = [1e-320, 5e-324, 1e-300, 1e300, 1e308, 1.7e308]
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@pytest.mark.parametrize("size", EDGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_at_the_ends_of_float64(kind: NormKind, size: float, eps: float) -> None:
+    """No warning, and what the definition gives in exact numbers."""
+    x = size * np.array([1.0, -1.0, 1.0, 0.0])
+    exact = [sp.Rational(float(each)) for each in x]
+    mean = sum(exact) / len(exact) if kind is NormKind.LAYER else 0
+    centred = [each - mean for each in exact]
+    scale = sp.sqrt(sum(each**2 for each in centred) / len(exact) + sp.Rational(eps))
+    expected = [float((each / scale).evalf(30)) for each in centred]
+    np.testing.assert_allclose(Normalisation(kind=kind, eps=eps)(x), expected, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_past_float64_are_refused(kind: NormKind) -> None:
+    x, norm = 1e-320 * np.array([1.0, -1.0, 1.0, 0.0]), Normalisation(kind=kind)
+    tangent = np.array([1.0, 0.0, 0.0, 0.0])
+    for call in (
+        norm.jacobian,
+        norm.singular_values,
+        norm.rms_gain,
+        lambda v: norm.jvp(v, tangent),
+        lambda v: norm.vjp(v, tangent),
+    ):
+        with pytest.raises(DomainError, match="derivative at so small a vector is past float64"):
+            call(x)
+    assert np.isfinite(Normalisation(kind=kind, eps=1e-5).jacobian(x)).all()
+    with pytest.raises(DomainError, match="length of a vector is past float64"):
+        Normalisation(kind=kind, convention=Convention.UNIT)(1.7e308 * np.array([1.0, -1.0, 1.0, -1.0]))
 
 
 def test_bad_arguments_are_refused() -> None:

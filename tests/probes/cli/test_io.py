@@ -1,8 +1,13 @@
+import contextlib
+import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from probes.cli import main as cli
 from probes.cli._io import emit, write_text_atomically
 from probes.errors import OutputError
 
@@ -49,3 +54,60 @@ def test_emit_prints_or_writes_the_same(tmp_path, capsys):
     emit("text", None)
     emit("text", tmp_path / "out")
     assert capsys.readouterr().out == (tmp_path / "out").read_text() == "text\n"
+
+
+def _keel(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    code = "from probes.cli.main import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, **options)
+
+
+COMMANDS = [("theory", "phase", "--json"), ("theory", "limits"), ("schemes",), ("--help",), ("theory", "gain", "--help")]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = _keel(*arguments, stdout=write)
+    os.close(write)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 141)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_full_device_is_one_message(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        process = _keel(*arguments, stdout=full)
+        message = process.communicate(timeout=60)[1]
+    assert (message, process.returncode) == ("keel: cannot write to stdout: No space left on device; name a file with -o\n", 2)
+
+
+def test_an_interrupted_command_says_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keel_theory.propagation.shortcut_log_product", interrupted)
+    monkeypatch.setattr(sys, "argv", ["keel", "theory", "gain", "--scheme", "keel", "--sublayers", "8"])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_stdout_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.stdout
+    monkeypatch.setattr(sys, "argv", ["keel", "schemes", "nonesuch"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert sys.stdout is before
+
+
+def test_a_full_stream_is_an_output_error() -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    with (
+        pytest.raises(OutputError, match="cannot write to stdout: No space left on device"),
+        contextlib.redirect_stdout(Full()),
+    ):
+        emit("text", None)

@@ -137,6 +137,136 @@ def test_file_and_terminal_are_the_same(keel: Run, tmp_path: Path) -> None:
     assert (tmp_path / "gain.txt").read_text(encoding="utf-8") == shown
 
 
+@pytest.mark.parametrize(
+    ("arguments", "log_product"),
+    [
+        (("keel", "--alpha", "1e200"), -math.log(3) / 2),
+        (("keel", "--alpha", "1e308"), -math.log(3) / 2),
+        (("keel", "--alpha", "1e-200"), -math.log(3) / 2 - 62 * 200 * math.log(10)),
+        (("highway", "--set", "gate_bias=800"), -64 * 800.0),
+        (("highway", "--set", "gate_bias=-800"), 0.0),
+        (("scaled_shortcut", "--alpha", "1", "--branch-variance", "1e308"), -32 * 308 * math.log(10)),
+        (("layernorm_scaling", "--branch-variance", "1.7e308"), 0.0),
+    ],
+    ids=str,
+)
+def test_gain_at_the_ends_of_float64(keel: Run, arguments: tuple[str, ...], log_product: float) -> None:
+    scheme, *options = arguments
+    code, out, err = keel("gain", "--scheme", scheme, "--sublayers", "64", *options, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["log_product"] == pytest.approx(log_product, rel=1e-12)
+    assert keel("gain", "--scheme", scheme, "--sublayers", "64", *options)[0] == 0
+
+
+def test_an_arithmetic_error_is_one_message(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflows(*_: object, **__: object) -> float:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr("keel_theory.propagation.shortcut_log_product", overflows)
+    code, out, err = keel("gain", "--scheme", "keel", "--sublayers", "8")
+    assert (code, out) == (2, "")
+    assert err == "keel: no value in float64: too large; take numbers nearer to one\n"
+
+
+def test_a_mistake_of_the_program_is_no_mistake_of_the_user(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> float:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("keel_theory.design.smallest_alpha", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        keel("alpha", "--sublayers", "8", "--min-gain", "0.5")
+
+
+@pytest.mark.parametrize("beta", ["paper", "deepnet", "0.5"])
+@pytest.mark.parametrize("matrices", [0, 2, 3])
+def test_gain_of_deepnorm_at_initialisation_and_after(keel: Run, matrices: int, beta: str) -> None:
+    options = ("--scaled-matrices", str(matrices), "--set", f"beta={beta}", "--json")
+    code, out, err = keel("gain", "--scheme", "deepnorm", "--sublayers", "64", *options)
+    assert (code, err) == (0, "")
+    answer, scheme = json.loads(out), get_scheme("deepnorm").with_parameters(beta=beta)
+    assert answer["log_product"] == shortcut_log_product(scheme, 64, scaled_matrices=matrices)
+    assert ("beta" in answer["without_effect"]) is (matrices == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "idle"),
+    [
+        (("deepnorm",), ["beta"]),
+        (("deepnorm", "--set", "beta=1e-200"), ["beta"]),
+        (("deepnorm", "--scaled-matrices", "2"), []),
+        (("admin",), ["branch_variance"]),
+        (("admin", "--set", "branch_variance=9"), ["branch_variance"]),
+        (("highway", "--set", "norm=input"), ["norm", "--branch-variance"]),
+        (("highway",), ["--branch-variance"]),
+        (("pre_ln",), ["--branch-variance"]),
+        (("post_ln", "--scaled-matrices", "2"), ["--scaled-matrices"]),
+        (("keel",), []),
+        (("keel", "--branch-variance", "0"), []),
+        (("mix_ln", "--set", "ratio=0.5"), []),
+        (("hybrid_norm", "--set", "variant=star"), []),
+    ],
+    ids=str,
+)
+def test_gain_names_what_changes_nothing(keel: Run, arguments: tuple[str, ...], idle: list[str]) -> None:
+    scheme, *options = arguments
+    question = ("gain", "--scheme", scheme, "--sublayers", "64", *options)
+    if options[:1] == ["--branch-variance"]:
+        idle = ["alpha"]  # without branches no scale matters
+    answer = json.loads(keel(*question, "--json")[1])
+    assert answer["without_effect"] == idle
+    head, *lines = keel(*question)[1].splitlines()
+    assert ("  without effect here    " + ", ".join(idle) in lines) is bool(idle)
+    assert not any(f"{name} = " in head for name in idle)
+    assert ("branch variance" in head) is ("--branch-variance" not in idle)
+
+
+@pytest.mark.parametrize("gain", [0.2, 0.5, 0.57])
+def test_alpha_of_a_scheme_counts_its_first_block(keel: Run, gain: float) -> None:
+    code, out, err = keel("alpha", "--sublayers", "1024", "--min-gain", str(gain), "--scheme", "keel", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    kept = get_scheme("keel").with_parameters(alpha=answer["alpha"])
+    assert math.exp(shortcut_log_product(kept, 1024)) == pytest.approx(gain, rel=1e-9)
+    assert answer["at_alpha_L"]["branch_share"] == pytest.approx(2 / 3, abs=1e-3)
+    text = keel("alpha", "--sublayers", "1024", "--min-gain", str(gain), "--scheme", "keel")[1]
+    assert f"{answer['alpha']:.6g}" in text
+
+
+def test_alpha_of_a_scheme_where_any_will_do(keel: Run) -> None:
+    code, out, _ = keel("alpha", "--sublayers", "2", "--min-gain", "0.5", "--scheme", "keel")
+    assert code == 0
+    assert "any alpha > 0" in out
+
+
+@pytest.mark.parametrize("n_sublayers", ["1", "2"])
+def test_one_sublayer_is_not_several(keel: Run, n_sublayers: str) -> None:
+    for command in (
+        ("gain", "--scheme", "post_ln"),
+        ("alpha", "--min-gain", "0.5"),
+        ("alpha", "--min-gain", "0.5", "--scheme", "scaled_shortcut"),
+    ):
+        out = keel(*command, "--sublayers", n_sublayers)[1]
+        assert ("1 sub-layer," if n_sublayers == "1" else "2 sub-layers,") in out
+
+
+def test_limits_are_limits_of_products(keel: Run) -> None:
+    out = keel("limits")[1]
+    assert "lim((L**(-2*delta - 1)*q/c**2 + 1)**(-L/2)) = 1, L -> oo" in out
+    assert "lim((L**(2*delta - 1)*q/c**2 + 1)**(-L/2)) = 0, L -> oo" in out
+
+
+@pytest.mark.parametrize("equation", ["18", "27"])
+def test_json_and_file_write_names_alike(keel: Run, tmp_path: Path, equation: str) -> None:
+    out = keel("derive", equation, "--json")[1]
+    keel("derive", equation, "--latex", "-o", str(tmp_path / "eq.tex"))
+    assert json.loads(out)["latex"] in (tmp_path / "eq.tex").read_text(encoding="ascii")
+
+
+def test_a_number_of_the_joint_argument_carries_its_note(keel: Run) -> None:
+    assert "Eqs. (29)-(34)" in keel("derive", "29")[1]
+    assert "Eqs. (29)-(34)" in json.loads(keel("derive", "29", "--json")[1])["note"]
+
+
 _GAIN = ("gain", "--scheme", "keel", "--sublayers", "8")
 
 
@@ -148,6 +278,18 @@ _GAIN = ("gain", "--scheme", "keel", "--sublayers", "8")
         ((*_GAIN, "--alpha", "L+"), "cannot read 'L+'"),
         ((*_GAIN, "--alpha", "__import__('os').getcwd()"), "is not allowed"),
         ((*_GAIN, "--alpha", "9**9**9**9"), "is too large for a float"),
+        (("gain", "--scheme", "keel", "--sublayers", "1" + 400 * "0"), "n_sublayers is past float64"),
+        (("gain", "--scheme", "admin", "--sublayers", "64", "--branch-variance", "1.7e308"), "is past float64"),
+        (("gain", "--scheme", "deepnorm", "--sublayers", "8", "--scaled-matrices", "-1"), "scaled_matrices must be a whole"),
+        (("gain", "--scheme", "deepnorm", "--sublayers", "8", "--scaled-matrices", "2", "--set", "beta=1e200"), "past float64"),
+        (("alpha", "--sublayers", "1" + 400 * "0", "--min-gain", "0.5"), "number of sub-layers is past float64"),
+        (
+            ("alpha", "--sublayers", "1024", "--min-gain", "0.9", "--scheme", "keel"),
+            "keel keeps at most 0.57735 of the gradient",
+        ),
+        (("alpha", "--sublayers", "8", "--min-gain", "0.5", "--scheme", "pre_ln"), "'pre_ln' has no parameter 'alpha'"),
+        (("alpha", "--sublayers", "8", "--min-gain", "2", "--scheme", "keel"), "between 0 and 1"),
+        (("alpha", "--sublayers", "8", "--min-gain", "0.5", "--scheme", "nonesuch"), "unknown scheme 'nonesuch'"),
         (("gain", "--scheme", "keel", "--sublayers", "0"), "n_sublayers must be a whole number of at least 1"),
         (("gain", "--scheme", "pre_ln", "--sublayers", "8", "--alpha", "2"), "'pre_ln' has no parameter 'alpha'"),
         (("gain", "--scheme", "nonesuch", "--sublayers", "8"), "unknown scheme 'nonesuch'"),
