@@ -1,0 +1,197 @@
+"""The streaming options of ``keel grad-norm`` and ``keel layer-removal``, from the shell's side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from probes.cli import main as entry
+
+COMMANDS = ("grad-norm", "layer-removal")
+SHORT = ("--tokens", "96", "--seq-len", "16", "--json")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Wide enough for bytes as tokens: a tiny Llama in shards, float32."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path / "model"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="12KB")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "keel-dynamics"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["keel", *map(str, arguments)])
+    code: object = 0
+    try:
+        entry.main()
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return int(code or 0), captured.out, captured.err
+
+
+def values(out: str) -> list[float]:
+    return [row["value"] for row in json.loads(out)["rows"] if row["value"] is not None]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_streamed_command_prints_the_numbers_of_the_one_in_memory(command, checkpoint, cache, monkeypatch, capsys) -> None:
+    more = ("--no-estimates",) if command == "layer-removal" else ()
+    code, here, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, *more, "--no-stream")
+    assert code == 0, err
+    code, there, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, *more, "--stream")
+    assert code == 0, err
+    both = [row for row in json.loads(here)["rows"] if row["metric"] != "joint_delta_loss"]
+    keys = [(row["place"], row["metric"]) for row in json.loads(there)["rows"]]
+    expected = {(row["place"], row["metric"]): row["value"] for row in both}
+    got = {(row["place"], row["metric"]): row["value"] for row in json.loads(there)["rows"]}
+    assert len(keys) > 12
+    for key in keys:
+        if expected[key] is None:
+            assert got[key] is None
+        else:
+            assert got[key] == pytest.approx(expected[key], rel=1e-3, abs=TOLERANCE)
+    assert not list(cache.glob(".keel-run-*"))
+
+
+def test_it_is_chosen_where_the_weights_exceed_the_memory_allowed(checkpoint, monkeypatch, capsys) -> None:
+    _, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, *SHORT, "--max-memory", "10KB")
+    assert "GB: one block is in memory at a time" in err
+    _, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, *SHORT, "--max-memory", "1GB")
+    assert "one block" not in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_dry_run_says_what_a_run_costs_and_leaves_nothing(command, checkpoint, tmp_path, cache, monkeypatch, capsys) -> None:
+    out_folder = tmp_path / "out"
+    code, out, err = run(monkeypatch, capsys, command, checkpoint, *SHORT[:-1], "--dry-run", "-o", out_folder)
+    assert code == 0, err
+    starts = ("bytes read: ", "peak memory: about ", "on disk while it runs: ", "arithmetic: ", "time: about ")
+    assert [line.startswith(start) for line, start in zip(out.splitlines(), starts, strict=True)] == [True] * 5
+    assert not out_folder.exists()
+    assert not cache.exists()
+    _, out, _ = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--dry-run")
+    assert json.loads(out)["bytes_read"] > 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_placement_by_accelerate_gives_the_same_numbers(command, checkpoint, monkeypatch, capsys) -> None:
+    _, here, _ = run(monkeypatch, capsys, command, checkpoint, *SHORT)
+    code, there, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--placement", '{"": "cpu"}')
+    assert code == 0, err
+    assert values(there) == pytest.approx(values(here), rel=1e-5, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--placement", "everywhere"), "is no placement"),
+        (("--placement", "auto", "--stream"), "either streamed or placed"),
+        (("--max-memory", "lots"), "is no amount of memory"),
+        (("--stream", "--save", "there", "--remove", "1"), "saved from memory"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments, message, checkpoint, monkeypatch, capsys) -> None:
+    code, _, err = run(monkeypatch, capsys, "layer-removal", checkpoint, *SHORT, *arguments)
+    assert code == 2
+    assert message in " ".join(err.replace("│", " ").split())
+
+
+def test_one_token_is_refused(checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "text").write_text("a")
+    code, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, "--stream", "--text", tmp_path / "text")
+    assert code == 2
+    assert "has 1 token(s); at least two are needed" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_keeps_the_state_and_says_so(command, checkpoint, cache, monkeypatch, capsys) -> None:
+    from probes.streaming.run_state import RunState
+
+    _, expected, _ = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--stream")
+    finish = RunState.finish_step
+
+    def interrupted(self: RunState, *args: object, **kwargs: object) -> None:
+        finish(self, *args, **kwargs)
+        if self.n_steps == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "finish_step", interrupted)
+        code, out, err = run(patch, capsys, command, checkpoint, *SHORT, "--stream")
+    assert (code, out) == (130, "")
+    assert "interrupted after step 5; the same command goes on from there" in err
+    assert len(list(cache.glob(".keel-run-*"))) == 1
+    code, again, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--stream")
+    assert code == 0
+    assert "goes on after step 5 of an interrupted run" in err
+    assert json.loads(again)["rows"] == json.loads(expected)["rows"]
+    assert not list(cache.glob(".keel-run-*"))
+
+
+_SLOWLY = """
+import sys, time
+from probes.streaming.run_state import RunState
+finish = RunState.finish_step
+def slowly(self, *args, **kwargs):
+    finish(self, *args, **kwargs)
+    time.sleep(0.3)
+RunState.finish_step = slowly
+from probes.cli.main import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_killed_run_goes_on_with_the_same_numbers(command, checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    out_folder = tmp_path / "out"
+    arguments = [command, str(checkpoint), *SHORT, "--stream"]
+    _, expected, _ = run(monkeypatch, capsys, *arguments)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOWLY, *arguments, "-o", str(out_folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 90
+    while not _n_lines(out_folder) >= 3:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    code, again, err = run(monkeypatch, capsys, *arguments, "-o", out_folder)
+    assert code == 0, err
+    assert "of an interrupted run" in err
+    assert json.loads(again)["rows"] == json.loads(expected)["rows"]
+    assert not list(out_folder.glob(".keel-run-*"))
+
+
+def _n_lines(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in folder.glob(".keel-run-*/steps.jsonl"))
