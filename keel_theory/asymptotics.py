@@ -88,6 +88,8 @@ def power_law_limit(exponent: Any, *, coefficient: Any = None, branch_variance: 
 def limits() -> tuple[Derivation, ...]:
     """All limits with their proofs, in the order of :data:`LIMITS`.
 
+    Status: exact, under the assumptions that each one lists.
+
     Example:
         >>> [each.id for each in limits()][:3]
         ['limit-above', 'limit-critical', 'limit-below']

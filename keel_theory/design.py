@@ -360,6 +360,9 @@ def phase_diagram(
 ) -> PhaseDiagram:
     """The shortcut product and its price over a grid of depths and scales.
 
+    Status: product and share exact at infinite width, the cosine of agreeing branches to leading order in 1/alpha.
+    Assumes: as :func:`log_uniform_product`.
+
     Args:
         n_sublayers: depths, each at least 1; by default 4 to 4096, log-spaced.
         alpha: shortcut scales, dimensionless, > 0; by default 1 to 4096, log-spaced.

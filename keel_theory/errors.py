@@ -41,6 +41,10 @@ def require_non_negative(name: str, value: float) -> float:
 
     Raises:
         DomainError: otherwise.
+
+    Example:
+        >>> require_non_negative("branch_variance", 0.0)
+        0.0
     """
     if not (_is_finite(value) and value >= 0):
         raise DomainError(f"{name} must be a non-negative finite number, got {_shown(value)}")

@@ -140,7 +140,12 @@ class SpecRun:
 
 
 def no_switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:
-    """The switch rule of a scheme that treats all sub-layers of a kind alike."""
+    """The switch rule of a scheme that treats all sub-layers of a kind alike.
+
+    Example:
+        >>> no_switches(1024, {})
+        ()
+    """
     return ()
 
 

@@ -83,6 +83,8 @@ def numeric_values(
 ) -> dict[Any, float]:
     """The numbers that turn a symbolic gain into the numeric one.
 
+    Status: definition.
+
     Args:
         spec: the sub-layer's update.
         branch_variance: q.
@@ -136,7 +138,8 @@ class SymbolicSublayer:
 def sublayer_jacobian(spec: ResidualSpec, width: int = 2) -> SymbolicSublayer:
     """Differentiate one sub-layer with unit weights, eps = 0 and the spec's own numbers; a Highway gate is held constant.
 
-    Status: exact.   Neglects: nothing, but the dependence of a Highway gate on x.
+    Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (4), (7), (13) as cases.   Status: exact.
+    Neglects: nothing, but the dependence of a Highway gate on x.
 
     Args:
         spec: the sub-layer's update.
@@ -144,6 +147,11 @@ def sublayer_jacobian(spec: ResidualSpec, width: int = 2) -> SymbolicSublayer:
 
     Returns:
         Symbols, output and Jacobian.
+
+    Example:
+        >>> plain = sublayer_jacobian(ResidualSpec()) # x + f + M x
+        >>> sp.simplify(plain.jacobian - plain.matrix - sp.eye(2)).is_zero_matrix
+        True
     """
     x = sp.Matrix(sp.symbols(f"x1:{width + 1}", real=True))
     constant = sp.Matrix(sp.symbols(f"f1:{width + 1}", real=True))
