@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from probes.gradient_capture import Capture
 
-__all__ = ["Known", "capture_record", "known_so_far", "restore_capture"]
+__all__ = ["Known", "capture_record", "known_so_far", "latest", "restore_capture"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 _BY_INDEX = ("stream_grad", "shortcut_grad", "stream_rms", "token_cosine", "branch_rms")
 
-Known: TypeAlias = "dict[str, dict[Any, int]]"
-"""Table of a capture -> key -> identity of the value that stood there."""
+Known: TypeAlias = "dict[str, int]"
+"""Table of a capture -> number of its entries."""
 
 
 def known_so_far(capture: Capture) -> Known:
     """What a capture holds before a step."""
-    tables = (*_BY_INDEX, "parameter_grad", "idle_experts")
-    known = {name: {key: id(value) for key, value in getattr(capture, name).items()} for name in tables}
-    return known | {"loss": {"": id(capture.loss)}}
+    return {name: len(getattr(capture, name)) for name in (*_BY_INDEX, "parameter_grad", "idle_experts")}
 
 
-def capture_record(capture: Capture, before: Known, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
+def latest(table: dict[_K, _V], n_before: int) -> dict[_K, _V]:
+    """Entries of a dictionary that were added after it had so many; found without going through the older ones."""
+    return dict(islice(reversed(table.items()), len(table) - n_before))
+
+
+def capture_record(
+    capture: Capture, before: Known, names: Mapping[nn.Parameter, str], overwritten: Collection[nn.Parameter] = ()
+) -> dict[str, Any]:
     """What a step has added to a capture, as JSON has it.
 
     Args:
         capture: after the step.
         before: what it held before.
         names: of the parameters.
+        overwritten: parameters whose norm was there before and has changed.
     """
 
     def new(table: str) -> dict[Any, Any]:
-        return {k: v for k, v in getattr(capture, table).items() if before[table].get(k) != id(v)}
+        return latest(getattr(capture, table), before[table])
 
     record: dict[str, Any] = {name: {str(i): float(value) for i, value in new(name).items()} for name in _BY_INDEX}
-    record["parameter_grad"] = {names[p]: float(value) for p, value in new("parameter_grad").items()}
+    norms = new("parameter_grad") | {p: capture.parameter_grad[p] for p in overwritten}
+    record["parameter_grad"] = {names[p]: float(value) for p, value in norms.items()}
     record["idle_experts"] = {name: value.tolist() for name, value in new("idle_experts").items()}
     record["narrowest_stream"] = str(capture.narrowest_stream).removeprefix("torch.")
     record["n_stream_entries"] = capture.n_stream_entries
-    if before["loss"][""] != id(capture.loss):
-        record["loss"] = float(capture.loss)
+    record["loss"] = float(capture.loss)
     return record
 
 
@@ -61,8 +71,7 @@ def restore_capture(capture: Capture, record: Mapping[str, Any], parameters: Map
     capture.idle_experts.update({name: torch.tensor(value) for name, value in record["idle_experts"].items()})
     capture.narrowest_stream = getattr(torch, record["narrowest_stream"])
     capture.n_stream_entries = record["n_stream_entries"]
-    if "loss" in record:
-        capture.loss = _scalar(record["loss"])
+    capture.loss = _scalar(record["loss"])
 
 
 def _scalar(value: float) -> torch.Tensor:

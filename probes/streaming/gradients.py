@@ -28,7 +28,7 @@ from probes.layout import Tap
 from probes.norms import l2_norm
 from probes.preserve import eager, preserved
 from probes.stream_store import StreamStore
-from probes.streaming.captures import capture_record, known_so_far, restore_capture
+from probes.streaming.captures import capture_record, known_so_far, latest, restore_capture
 from probes.streaming.model import StreamedCheckpoint
 from probes.streaming.run_state import MappedStreams, RunState
 from probes.text import IGNORED, TokenBatch
@@ -104,6 +104,7 @@ class _Run:
         self.names = {p: name for name, p in streamed.model.named_parameters()}
         self.parameters = dict(streamed.model.named_parameters())
         self.weight_norms: dict[nn.Parameter, float] = {}
+        self.overwritten: set[nn.Parameter] = set()
         self.gradients: list[Tensor] = []
         self.shared_rows: list[dict[str, Tensor]] = [{} for _ in batches]
         self.shared: list[dict[str, Tensor]] = [{} for _ in batches]
@@ -148,14 +149,15 @@ class _Run:
         report(len(self.steps), len(self.steps))
 
     def _recorded(self, step: Callable[[], None], state: RunState) -> None:
-        before = [known_so_far(capture) for capture in self.captures]
-        kept = [(capture.loss, dict(capture.parameter_grad)) for capture in self.captures]  # so that no identity is reused
-        known = set(self.weight_norms)
+        before, n_norms = [known_so_far(capture) for capture in self.captures], len(self.weight_norms)
+        self.overwritten.clear()
         step()
-        added = [capture_record(c, then, self.names) for c, then in zip(self.captures, before, strict=True)]
-        norms = {self.names[p]: norm for p, norm in self.weight_norms.items() if p not in known}
+        added = [
+            capture_record(capture, known, self.names, self.overwritten)
+            for capture, known in zip(self.captures, before, strict=True)
+        ]
+        norms = {self.names[p]: norm for p, norm in latest(self.weight_norms, n_norms).items()}
         state.finish_step({"weight_norms": norms, "captures": added}, self._handed_on())
-        del kept
 
     @torch.no_grad()
     def forward(self, block: int) -> None:
@@ -262,6 +264,7 @@ class _Run:
             if gradient_UD is None:
                 continue
             others = self.captures[i].parameter_grad.get(table)
+            self.overwritten.add(table)
             share = self.shared_rows[i].get(self.names[table])
             norm = l2_norm(gradient_UD if share is None else gradient_UD + share)
             self.captures[i].parameter_grad[table] = norm if others is None else torch.hypot(norm, others)
