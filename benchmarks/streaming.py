@@ -180,6 +180,7 @@ def probe(folder: Path, name: str, dtype: str, n_tokens: int, span: int, keep_st
 def watched(folder: Path, name: str, dtype: str, n_tokens: int, span: int, *, keep_state: bool = True) -> dict[str, Any]:
     """The probe in a fresh process, with the largest RssAnon seen from here."""
     command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--dtype", dtype]
+    command += ["--threads", str(torch.get_num_threads())]
     command += ["--tokens", str(n_tokens), "--span", str(span), *(["--keep-state"] if keep_state else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = 0
@@ -281,6 +282,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--span", type=int, default=1, help="blocks removed together; longer ones are fewer")
     parser.add_argument("--dtype", default="auto", help="auto: the faster of bfloat16 and float32 here")
+    parser.add_argument("--threads", type=int, default=1, help="of the arithmetic; one more reads ahead")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is written; a temporary folder by default")
     parser.add_argument("--no-scaling", action="store_true")
     parser.add_argument("--only-scaling", action="store_true")
@@ -294,6 +296,7 @@ def main() -> None:
     """Write the checkpoint, measure, print, and delete it."""
     args = parse()
     torch.manual_seed(_SEED)
+    torch.set_num_threads(args.threads)
     if args.child:
         print(json.dumps(probe(args.folder, args.child, args.dtype, args.tokens, args.span, args.keep_state)))
         return
@@ -302,7 +305,7 @@ def main() -> None:
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
         large = folder / "large"
         large.mkdir()
-        record: dict[str, Any] = {"environment": environment(threads=torch.get_num_threads(), seed=_SEED)}
+        record: dict[str, Any] = {"environment": environment(threads=args.threads, seed=_SEED)}
         if not args.only_scaling:
             record["probes"] = compare(args, large)
         if not args.no_scaling:
