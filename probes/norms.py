@@ -91,7 +91,8 @@ def _by_rows(flat: Tensor) -> Tensor:
 def _row_norms(rows: Tensor) -> Tensor:
     """Norm of each row in float32; narrower types are widened in a buffer that stays in the cache, eight times as fast."""
     if rows.dtype == torch.float32 or not len(rows):
-        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+        return norms
     buffer = torch.empty(min(len(rows), _ROWS_AT_ONCE), _ROW)
     pieces = torch.split(rows, _ROWS_AT_ONCE)
     return torch.cat([torch.linalg.vector_norm(buffer[: len(piece)].copy_(piece), dim=1) for piece in pieces])
