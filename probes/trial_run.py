@@ -3,13 +3,13 @@ r"""Run one trial in its folder: train, judge, write the result. This is what ev
 from __future__ import annotations
 
 import math
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probes.memory import peak_memory
 from probes.trial import Trial
 from probes.trial_folder import TrialFolder
 
@@ -52,7 +52,7 @@ def run_trial(
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(threads or before)
-            values = _train(folder, save_seconds) | {"peak_memory": _peak_memory()}
+            values = _train(folder, save_seconds) | {"peak_memory": peak_memory()}
         finally:
             torch.set_num_threads(before)
         if not keep_weights:
@@ -128,16 +128,6 @@ def _landmarks(corpus: Mapping[str, Any], reference: Sequence[StepRecord] | None
         reference_steps=None if reference is None else np.array([r.step for r in reference], float),
         reference_losses=None if reference is None else np.array([r.loss for r in reference], float),
     )
-
-
-def _peak_memory() -> int | None:
-    """Largest resident memory of this process so far, bytes; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,7 +117,8 @@ def test_infinite_and_nan_hidden_states_are_results() -> None:
 
 
 _MEMORY_PROBE = """
-import resource, torch
+import torch
+from probes.memory import peak_memory
 from torch import nn
 from probes.head_loss import head_gradient
 from probes.layout import Head
@@ -126,9 +127,9 @@ linear = nn.Linear(D, V, bias=False)
 hidden, targets = torch.randn(T, D), torch.randint(0, V, (T,))
 head = Head(backbone=lambda i: i, logits=linear, linear=linear, modules=("head",))
 head_gradient(head, hidden[:64], targets[:64])  # libraries allocate their own at the first call
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_memory()
 loss = head_gradient(head, hidden, targets).loss
-print(float(loss), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(float(loss), (peak_memory() - before) / 2**20)
 """
 
 

@@ -92,14 +92,15 @@ def test_memory_is_about_what_a_process_takes() -> None:
     model = ModelConfig(n_blocks=12, width=128, ffn_width=384, n_heads=8, n_kv_heads=4)
     config = TrainingConfig(model=model, batch_size=32, seq_len=128, validation_tokens=0)
     code = f"""
-import json, resource, torch
+import json, torch
+from probes.memory import peak_memory
 torch.set_num_threads(1)
 from probes.training import Trainer, TrainingConfig
 from probes.corpus import build_corpus
 config = TrainingConfig.from_dict(json.loads({json.dumps(json.dumps(config.to_dict()))}))
 trainer = Trainer(config, build_corpus(config.corpus))
 trainer.advance()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(peak_memory())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1.5 < predicted_memory(config) < 1.5 * int(done.stdout)
