@@ -2,8 +2,8 @@ r"""Peri-LN: a normalisation before and one after the branch, none on the shortc
 
 .. math:: x' = x + N_{branch}(F(N_{in}(x)))
 
-The layout of Gemma 2 and Gemma 3. Peri-LN also normalises the embedding and the last hidden state; these norms belong to the
-model, not to a sub-layer.
+The layout of Gemma 2 and Gemma 3. Peri-LN also normalises the embedding and the last hidden state. These norms belong to the
+model, not to a sub-layer: the toolkit's models have the final one and leave the embedding's out, as Gemma does.
 
 Source: Kim et al. 2025, arXiv:2502.02732.
 """
@@ -22,7 +22,7 @@ SCHEME = Scheme(
     label="Peri-LN",
     equation="x' = x + LN(F(LN(x)))",
     latex=r"x' = x + \mathrm{LN}\left(F(\mathrm{LN}(x))\right)",
-    source="Kim et al. 2025, arXiv:2502.02732",
+    source="Kim et al. 2025, arXiv:2502.02732; its norm of the embedding is left out, as in Gemma 2",
     rule=_spec,
     switches=no_switches,
 )
