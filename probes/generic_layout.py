@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,12 +32,27 @@ class _Seen:
     calls: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A tiny pass: the last hidden state (B, T, D), the model's logits (B, T, V) with their graph, what each module saw."""
+
+    hidden: Tensor
+    logits: Tensor
+    seen: _Seen
+
+
+_SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {"logit_scale": torch.mul, "logits_scaling": torch.div}
+"""Fields of a configuration that hold a constant factor of the logits, and how it is applied."""
+
+
 def generic_layout(model: nn.Module, family: str, supported: tuple[str, ...]) -> ResidualLayout:
-    """Blocks, final norm and head of an unknown family, found by name and proved by one tiny forward pass.
+    """Blocks, final norm and head of an unknown family, found by name and proved by one tiny pass, forward and backward.
 
     Accepted only if exactly one module list has the configuration's number of blocks, each block runs once and in order
     on the tensor the one before it returned, the hidden state that the head reads is the last block's output or a norm
-    of it, and the head's linear map gives the model's own logits.
+    of it, the head (a linear map, that map times a factor of the configuration, or the modules that the model runs after its
+    backbone) gives the model's own logits exactly, the pass can be differentiated, and no token of a causal model reaches
+    an earlier one.
 
     Args:
         model: a ``transformers`` model with a head.
@@ -53,32 +68,31 @@ def generic_layout(model: nn.Module, family: str, supported: tuple[str, ...]) ->
     try:
         return _proved_layout(model, family)
     except _NotProvedError as error:
-        raise UnsupportedModelError(
-            f"family '{family}' is not supported: {error}; supported families: {', '.join(supported)}"
-        ) from error
+        reason, cause = str(error), error.__cause__ or error
+    except Exception as error:  # whatever a family needs that is not known here
+        reason, cause = f"a trial pass failed: {error}", error
+    raise UnsupportedModelError(
+        f"family '{family}' is not supported: {reason}; supported families: {', '.join(supported)}"
+    ) from cause
 
 
 def _proved_layout(model: nn.Module, family: str) -> ResidualLayout:
-    head, backbone = _head_and_backbone(model)
-    blocks = _block_names(model)
-    hidden, seen = _trial_pass(model, backbone, head)
+    linear, backbone = _head_and_backbone(model)
+    blocks, objective = _block_names(model), _objective(model)
+    trial = _trial_pass(model, backbone, linear)
+    head, seen, hidden = _proved_head(model, backbone, linear, trial), trial.seen, trial.hidden
     _check_chain(blocks, seen, hidden.shape)
     final = _final_norm(blocks, seen, hidden)
-    head_name = next(name for name, module in model.named_modules() if module is head)
+    _check_gradient(model, blocks[0], trial, objective)
     return ResidualLayout(
         family=family,
-        objective=_objective(model),
+        objective=objective,
         n_blocks=len(blocks),
         boundaries=_boundaries(blocks, final),
         sublayers=tuple(_block_sublayer(i, block) for i, block in enumerate(blocks)),
-        embedding_modules=_remaining_owners(model, (*blocks, head_name, *(() if final is None else (final,)))),
+        embedding_modules=_remaining_owners(model, (*blocks, *head.modules, *(() if final is None else (final,)))),
         final_norm=None if final is None else NormSite(module=final, role="final", unit_offset=_stores_offset(model, final)),
-        head=Head(
-            backbone=lambda input_ids: stream_of(backbone(input_ids=input_ids, use_cache=False)),
-            logits=head,
-            linear=head,
-            modules=(head_name,),
-        ),
+        head=head,
         blocks=blocks,
     )
 
@@ -101,19 +115,77 @@ def _block_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{outermost[0]}.{i}" for i in range(int(count)))
 
 
-def _trial_pass(model: nn.Module, backbone: nn.Module, head: nn.Linear) -> tuple[Tensor, _Seen]:
-    """The last hidden state of a few tokens, and what every module saw; the logits must be the head's linear map of it."""
+def _trial_pass(model: nn.Module, backbone: nn.Module, linear: nn.Linear) -> _Trial:
+    """A few tokens through the backbone and through the whole model, in the model's own dtype, with the graph."""
     seen = _Seen()
-    ids = head.out_features - 1 - torch.arange(8, device=head.weight.device).reshape(2, 4) % head.out_features
-    with _watched(model, seen), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            hidden = stream_of(backbone(input_ids=ids, use_cache=False))
-            logits = _logits(model(input_ids=ids, use_cache=False))
-        except Exception as error:  # whatever a family needs that is not known here
-            raise _NotProvedError(f"a trial pass failed: {error}") from error
-        if not torch.equal(head(hidden), logits):
-            raise _NotProvedError("its logits are not the head's linear map of the last hidden state")
-    return hidden, seen
+    ids = linear.out_features - 1 - torch.arange(8, device=linear.weight.device).reshape(2, 4) % linear.out_features
+    with _watched(model, seen), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        hidden = stream_of(backbone(input_ids=ids, use_cache=False))
+        return _Trial(hidden.detach(), _logits(model(input_ids=ids, use_cache=False)), seen)
+
+
+def _proved_head(model: nn.Module, backbone: nn.Module, linear: nn.Linear, trial: _Trial) -> Head:
+    """The first of the known forms of a head that gives the trial's logits from its last hidden state."""
+    names = {module: name for name, module in model.named_modules()}
+    chain = _modules_after(model, backbone, trial.seen)
+    forms: list[tuple[Callable[[Tensor], Tensor], nn.Linear | None, tuple[nn.Module, ...]]] = [(linear, linear, (linear,))]
+    for scale, apply in _SCALES.items():
+        factor = getattr(model.config, scale, None)
+        if isinstance(factor, int | float):
+            forms.append((partial(_scaled, linear, apply, float(factor)), None, (linear,)))
+    forms.append((nn.Sequential(*chain).forward, None, chain))
+    with _watched(model, _Seen()), torch.no_grad():
+        found = next((form for form in forms if _gives(form[0], trial)), None)
+    if found is None:
+        raise _NotProvedError(
+            "its logits are not what its head makes of the last hidden state: neither a linear map, nor that map times a"
+            f" factor of the configuration ({', '.join(_SCALES)}), nor the modules that run after the backbone"
+        )
+    logits, plain, modules = found
+    return Head(
+        backbone=lambda input_ids: stream_of(backbone(input_ids=input_ids, use_cache=False)),
+        logits=logits,
+        linear=plain,
+        modules=tuple(names[module] for module in modules if any(True for _ in module.parameters())),
+    )
+
+
+def _modules_after(model: nn.Module, backbone: nn.Module, seen: _Seen) -> tuple[nn.Module, ...]:
+    """The model's own children outside the backbone, in the order in which the trial ran them."""
+    return tuple(child for name in seen.calls if (child := dict(model.named_children()).get(name)) and child is not backbone)
+
+
+def _scaled(linear: nn.Linear, apply: Callable[[Tensor, float], Tensor], factor: float, hidden: Tensor) -> Tensor:
+    return apply(linear(hidden), factor)
+
+
+def _gives(head: Callable[[Tensor], Tensor], trial: _Trial) -> bool:
+    """Whether a head gives the trial's logits, whatever dtype the model returns them in, and takes (N, D) as well."""
+    try:
+        logits, flat = head(trial.hidden), head(trial.hidden.flatten(0, 1))
+    except Exception:  # a form that does not fit, by its shapes or its dtype
+        return False
+    wide = torch.promote_types(logits.dtype, trial.logits.dtype)
+    return flat.shape == logits.flatten(0, 1).shape and torch.equal(logits.to(wide), trial.logits.detach().to(wide))
+
+
+def _check_gradient(model: nn.Module, first: str, trial: _Trial, objective: Objective) -> None:
+    """The logits of the first tokens, differentiated down to the first block; in a causal model later tokens have no share."""
+    stream = trial.seen.inputs[first]
+    parameters = [p for p in model.get_submodule(first).parameters() if p.requires_grad]
+    if not stream.requires_grad:
+        stream, parameters = trial.seen.outputs[first], []  # a frozen embedding
+    if not stream.requires_grad:
+        return  # all of it is frozen
+    early = trial.logits.shape[1] // 2
+    try:
+        gradient = torch.autograd.grad(trial.logits[:, :early].sum(), [stream, *parameters], allow_unused=True)[0]
+    except Exception as error:
+        raise _NotProvedError(f"it cannot be differentiated in {trial.logits.dtype}: {error}") from error
+    if gradient is None:
+        raise _NotProvedError(f"its logits do not depend on the stream at '{first}'")
+    if objective is Objective.CAUSAL and gradient[:, early:].any():
+        raise _NotProvedError("it is not causal: a token has a share in the logits of an earlier one")
 
 
 @contextmanager
@@ -196,7 +268,13 @@ def _boundaries(blocks: tuple[str, ...], final: str | None) -> tuple[Boundary, .
 
 def _block_sublayer(index: int, block: str) -> SublayerLayout:
     return SublayerLayout(
-        block=index, kind=BlockKind.BLOCK, boundary_in=index, boundary_out=index + 1, branch=None, modules=(block,)
+        block=index,
+        kind=BlockKind.BLOCK,
+        boundary_in=index,
+        boundary_out=index + 1,
+        branch=None,
+        modules=(block,),
+        shortcut_known=False,
     )
 
 

@@ -37,7 +37,7 @@ class Capture:
     Attributes:
         loss: nats per token.
         stream_grad: boundary index -> norm of the loss gradient.
-        shortcut_grad: boundary index -> norm of the shortcut-only gradient.
+        shortcut_grad: boundary index -> norm of the shortcut-only gradient; missing below a shortcut that is not known.
         stream_rms: boundary index -> root mean square of the stream.
         token_cosine: boundary index -> mean cosine between the stream at different positions of a sequence.
         branch_rms: sub-layer index -> root mean square of what is added to the shortcut.
@@ -216,6 +216,9 @@ class StreamReader:
     def _descend(self, index: int) -> None:
         """Through one sub-layer's shortcut, from the boundary above to this one."""
         j, sublayer = self.below[index]
+        if not sublayer.shortcut_known:
+            self.shortcut = None
+            return
         above = self.result.shortcut_grad.get(sublayer.boundary_out)
         if sublayer.combine is None:
             if above is not None:

@@ -84,7 +84,8 @@ class BoundaryReading:
         name: for example ``block 3 attention``: the stream after that sub-layer.
         block: block that the stream leaves here, -1 for the embedding output.
         stream_grad: norm of the loss gradient with respect to the stream, nats per token and unit of stream.
-        shortcut_grad: the same with every branch (and gate) held constant below the last sub-layer's output.
+        shortcut_grad: the same with every branch (and gate) held constant below the last sub-layer's output;
+            status ``none`` where a shortcut on the way is not known (a family read block by block).
         stream_rms: root mean square of the stream, dimensionless.
         token_cosine: mean cosine between different positions of a sequence, dimensionless.
     """
@@ -183,7 +184,8 @@ class GradientNorms:
         boundaries: in forward order.
         sublayers: in forward order.
         parts: parameters outside the blocks: embedding, final norm, head.
-        idle_experts: per expert parameter, the experts that were sent no token.
+        idle_experts: per expert parameter, the experts that were sent no token: those whose gradient is exactly zero in every
+            expert parameter of the sub-layer.
         warnings: what a reader of the numbers should know, such as a stream too narrow for its shortcut scale.
     """
 
@@ -342,6 +344,8 @@ class GradientNorms:
         if not (_ordinary(top.stream_grad) and _ordinary(bottom.stream_grad)):
             return ""
         changes = f"the full gradient is multiplied by {_factor(bottom.stream_grad.value / top.stream_grad.value)}"
+        if bottom.shortcut_grad.status is Status.NONE:
+            return f"From the last block's output down to block 0 {changes}."
         if not _ordinary(bottom.shortcut_grad):
             return f"From the last block's output down to block 0 {changes}; shortcut-only: {bottom.shortcut_grad:.3g}."
         alone = bottom.shortcut_grad.value / top.stream_grad.value
@@ -372,8 +376,11 @@ class GradientNorms:
                 yield f"Stream gradient is {words} at {len(places)} of {len(self.boundaries)} boundaries: {_few(places)}."
 
     def _experts(self) -> Iterator[str]:
+        holders: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         for name, experts in self.idle_experts.items():
-            yield f"Experts without tokens in {name}: {', '.join(map(str, experts))}."
+            holders.setdefault((name.rpartition(".")[0], experts), []).append(name)
+        for (_, experts), names in holders.items():
+            yield f"Experts without tokens in {' and '.join(names)}: {', '.join(map(str, experts))}."
 
 
 def _joint(parameters: list[ParameterReading]) -> list[float | None]:

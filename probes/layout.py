@@ -97,7 +97,8 @@ class SublayerLayout:
         expert_parameters: dotted names of the parameters whose first dimension is the expert; an expert that was sent no
             token has an exactly zero gradient there.
         combine: (stream, branch) -> stream after the sub-layer, differentiable in the stream with branch and gate held
-            constant; None where the shortcut is the identity (x + branch).
+            constant; None where the shortcut is the identity (x + branch), or not known.
+        shortcut_known: whether ``combine`` says what the shortcut is; False where a block is read as a whole.
     """
 
     block: int
@@ -110,6 +111,7 @@ class SublayerLayout:
     shortcut_scale: float = 1.0
     expert_parameters: tuple[str, ...] = ()
     combine: Callable[[Tensor, Tensor], Tensor] | None = None
+    shortcut_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

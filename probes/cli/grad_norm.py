@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ from probes.cli._streaming import (
 
 if TYPE_CHECKING:
     from probes.checkpoint import Checkpoint
-    from probes.gradient_result import GradientNorms
+    from probes.gradient_result import BoundaryReading, Estimate, GradientNorms
     from probes.streaming.model import StreamedCheckpoint
     from probes.streaming.run_state import RunState
     from probes.text import TokenBatch
@@ -167,7 +168,7 @@ def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
     lines = [
         headline(result, loaded),
         f"{result.n_tokens} tokens in {result.n_batches} batch(es) of {sequences} x {length}, {text_name}",
-        f"{result.dtype} on {result.device}; loss {result.loss:.4f} ± {result.loss.standard_error:.2g} nats/token",
+        f"{result.dtype} on {result.device}; loss {_loss(result.loss)}",
         "",
         render(_COLUMNS, _rows(result), wide=sys.stdout.isatty()),
         "",
@@ -228,7 +229,7 @@ def _block_row(result: GradientNorms, block: int) -> dict[str, object]:
     row: dict[str, object] = {
         "place": f"block {block}",
         "stream_grad": f"{stream.stream_grad:.3g}",
-        "shortcut_only": f"{stream.shortcut_grad:.3g}",
+        "shortcut_only": _shortcut_only(stream),
         "param_grad": f"{result.block_grads[block]:.3g}",
         "grad/weight": f"{result.block_grads_to_weights[block]:.2g}",
         "stream_RMS": f"{stream.stream_rms:.3g}",
@@ -239,6 +240,21 @@ def _block_row(result: GradientNorms, block: int) -> dict[str, object]:
         row["attention" if short == "attn" else short] = f"{sublayer.part.grad_norm:.3g}"
         row[f"{short}/stream"] = f"{sublayer.branch_ratio:.2g}"
     return row
+
+
+def _shortcut_only(stream: BoundaryReading) -> str:
+    """The shortcut-only norm; a gradient that arrives without it comes through a shortcut that is not known."""
+    from probes.norms import Status
+
+    if stream.shortcut_grad.status is Status.NONE and stream.stream_grad.status is not Status.NONE:
+        return "not known"
+    return f"{stream.shortcut_grad:.3g}"
+
+
+def _loss(loss: Estimate) -> str:
+    """The loss, with its standard error where several batches give one."""
+    error = "" if math.isnan(loss.standard_error) else f" ± {loss.standard_error:.2g}"
+    return f"{loss:.4f}{error} nats/token"
 
 
 _SHORT = {"attention": "attn", "ffn": "FFN"}

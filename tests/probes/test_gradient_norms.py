@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from keel_theory.schemes import SCHEMES
@@ -20,7 +21,7 @@ from probes.norms import Status
 from probes.text import IGNORED, TokenBatch, masked_batches
 from tests.probes._models import small_config
 from tests.probes._reference import plain_autograd, plain_shortcut
-from tests.probes._tiny import FAMILIES, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, SEED, VOCAB, tiny_ids, tiny_model
 
 RELATIVE = 1e-10
 
@@ -386,6 +387,50 @@ def test_experts_without_tokens_are_named() -> None:
     name = "model.layers.0.mlp.experts.down_proj"
     assert len(result.idle_experts[name]) == 2
     assert any("without tokens" in sentence and name in sentence for sentence in result.verdict())
+
+
+def test_a_zeroed_projection_does_not_make_experts_idle() -> None:
+    model = tiny_model("mixtral")
+    used = measure_gradient_norms(model, [tiny_ids()])
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj.zero_()  # no gradient gets to gate_up_proj of any expert
+    result = measure_gradient_norms(model, [tiny_ids()])
+    status = {p.name: p.grad_norm.status for p in result.parameters}
+    assert status["model.layers.0.mlp.experts.gate_up_proj"] is Status.ZERO
+    assert not any(name.startswith("model.layers.0.") for name in [*used.idle_experts, *result.idle_experts])
+
+
+def test_idle_experts_are_held_by_every_parameter_of_the_sublayer_and_told_in_one_sentence() -> None:
+    model = tiny_model("mixtral")
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate.weight.zero_()
+        model.model.layers[0].mlp.experts.down_proj.zero_()
+    result = measure_gradient_norms(model, [tiny_ids()])
+    down, gate_up = (f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj"))
+    assert len(result.idle_experts[down]) == 2
+    assert result.idle_experts[gate_up] == result.idle_experts[down]
+    [sentence] = [s for s in result.verdict() if "without tokens" in s and "layers.0." in s]
+    assert f"{down} and {gate_up}: " in sentence
+
+
+def _openai_gpt() -> nn.Module:
+    """Post-LN, and of a family that is read block by block."""
+    torch.manual_seed(SEED)
+    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=3, n_head=4)
+    return transformers.OpenAIGPTLMHeadModel(config).double().eval()
+
+
+def test_a_shortcut_that_is_not_known_has_no_shortcut_only_gradient() -> None:
+    model = _openai_gpt()
+    layout = describe_model(model)
+    batch = as_batch(layout, tiny_ids())
+    result = measure_gradient_norms(model, [batch])
+    assert_agrees(result, model, layout, batch)
+    top = result.sublayers[-1].boundary_out
+    assert result.boundaries[top].shortcut_grad.value == result.boundaries[top].stream_grad.value
+    assert {b.shortcut_grad.status for b in result.boundaries[:top]} == {Status.NONE}
+    assert not any("shortcut" in sentence for sentence in result.verdict())
+    assert any("the full gradient is multiplied by" in sentence for sentence in result.verdict())
 
 
 def test_a_narrow_stream_under_a_large_shortcut_scale_is_warned_of() -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import transformers
 
 from probes.cli import main as entry
+from probes.cli.grad_norm import _block_row
 from probes.config import tiny
+from probes.gradient_norms import measure_gradient_norms
 from probes.model import Transformer
 from probes.saving import save_model
-from tests.probes._tiny import tiny_model
+from tests.probes._tiny import VOCAB, tiny_ids, tiny_model
 
 FILES = ["grad_norm.json", "grad_norm.parquet", "grad_norm.png", "grad_norm.svg"]
 
@@ -53,6 +56,26 @@ def test_table_has_every_block_and_a_verdict(checkpoint, text, monkeypatch, caps
         assert any(line.startswith(place) for line in out.splitlines())
     assert "that at the last block" in out
     assert "shortcut-only one" in out
+
+
+@pytest.mark.parametrize(("tokens", "shown"), [(32, False), (64, True)], ids=["one batch", "two batches"])
+def test_the_loss_has_a_standard_error_where_there_are_several_batches(
+    tokens, shown, checkpoint, text, monkeypatch, capsys
+) -> None:
+    code, out, err = run(monkeypatch, capsys, checkpoint, "--text", text, "--tokens", tokens, "--seq-len", 32)
+    assert code == 0, err
+    [line] = [line for line in out.splitlines() if "; loss " in line]
+    assert ("±" in line) == shown
+    assert line.endswith(" nats/token")
+    assert "nan" not in line
+
+
+def test_the_table_says_where_the_shortcut_is_not_known() -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=2, n_head=4)
+    result = measure_gradient_norms(transformers.OpenAIGPTLMHeadModel(config), [tiny_ids()])
+    assert [_block_row(result, block)["shortcut_only"] for block in range(2)] == ["not known", "not known"]
+    llama = measure_gradient_norms(tiny_model("llama"), [tiny_ids()])
+    assert float(str(_block_row(llama, 0)["shortcut_only"])) > 0
 
 
 def test_json_on_stdout_is_the_whole_result(checkpoint, text, monkeypatch, capsys) -> None:
