@@ -138,8 +138,8 @@ def _proved_head(model: nn.Module, backbone: nn.Module, linear: nn.Linear, trial
         found = next((form for form in forms if _gives(form[0], trial)), None)
     if found is None:
         raise _NotProvedError(
-            "its logits are not what its head makes of the last hidden state: neither a linear map, nor that map times a"
-            f" factor of the configuration ({', '.join(_SCALES)}), nor the modules that run after the backbone"
+            f"its logits are not what its head makes of the last hidden state in {trial.hidden.dtype}: neither a linear map,"
+            f" nor that map times a factor of the configuration ({', '.join(_SCALES)}), nor the modules after the backbone"
         )
     logits, plain, modules = found
     return Head(

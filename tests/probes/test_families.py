@@ -244,13 +244,81 @@ def _cohere() -> nn.Module:
     )
 
 
+def _granite() -> nn.Module:
+    return transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(
+            **TINY, intermediate_size=24, num_key_value_heads=4, bos_token_id=1, eos_token_id=2, logits_scaling=3.0
+        )
+    )
+
+
+def _distilbert() -> nn.Module:
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCAB, dim=WIDTH, n_layers=3, n_heads=4, hidden_dim=24, max_position_embeddings=32
+    )
+    return transformers.DistilBertForMaskedLM(config)
+
+
+def _electra() -> nn.Module:
+    """Its embedding, and with it its head, is narrower than its stream."""
+    config = transformers.ElectraConfig(**TINY, embedding_size=8, intermediate_size=24, max_position_embeddings=32)
+    return transformers.ElectraForMaskedLM(config)
+
+
+def _mamba() -> nn.Module:
+    return transformers.MambaForCausalLM(
+        transformers.MambaConfig(
+            vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=3, state_size=4, bos_token_id=1, eos_token_id=2
+        )
+    )
+
+
+def _other_scale() -> nn.Module:
+    model = _cohere()
+    model.logit_scale = 0.7  # not what the configuration says
+    return model
+
+
+def _two_way() -> nn.Module:
+    return transformers.RobertaForCausalLM(_roberta().config)
+
+
 def _t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(vocab_size=VOCAB, d_model=WIDTH, d_kv=4, d_ff=24, num_layers=2, num_heads=4)
     )
 
 
-@pytest.mark.parametrize("build", [_falcon, _stablelm], ids=["falcon", "stablelm"])
+GENERIC = {
+    "falcon": (_falcon, True, Objective.CAUSAL),
+    "stablelm": (_stablelm, True, Objective.CAUSAL),
+    "mamba": (_mamba, True, Objective.CAUSAL),
+    "cohere": (_cohere, False, Objective.CAUSAL),
+    "granite": (_granite, False, Objective.CAUSAL),
+    "roberta": (_roberta, False, Objective.MASKED),
+    "distilbert": (_distilbert, False, Objective.MASKED),
+    "electra": (_electra, False, Objective.MASKED),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(f, d) for f in GENERIC for d in (torch.float32, torch.bfloat16) if (f, d) != ("mamba", torch.bfloat16)],
+    ids=str,
+)
+def test_head_of_another_family_gives_its_logits_exactly(family: str, dtype: torch.dtype) -> None:
+    build, is_linear, objective = GENERIC[family]
+    model = build().to(dtype).eval()
+    layout = describe_model(model)
+    ids = tiny_ids()
+    logits = model(ids).logits
+    assert torch.equal(layout.head.logits(layout.head.backbone(ids)).to(logits.dtype), logits)
+    assert (layout.head.linear is not None) == is_linear
+    assert layout.objective is objective
+    assert all(any(True for _ in model.get_submodule(name).parameters()) for name in layout.head.modules)
+
+
+@pytest.mark.parametrize("build", [_falcon, _stablelm, _cohere], ids=["falcon", "stablelm", "cohere"])
 def test_another_family_is_described_block_by_block(build: Callable[[], nn.Module]):
     model = build().double()  # in training mode, as built
     layout = describe_model(model)
@@ -275,13 +343,13 @@ def test_another_family_is_described_block_by_block(build: Callable[[], nn.Modul
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_cohere, r"family 'cohere' is not supported: its logits are not the head's linear map.*llama, mistral"),
-        (_roberta, r"family 'roberta' is not supported: its logits are not the head's linear map.*bert"),
+        (_other_scale, r"family 'cohere' is not supported: its logits are not what its head makes.*llama, mistral"),
+        (_two_way, r"family 'roberta' is not supported: it is not causal: a token has a share in the logits of an earlier"),
         (_t5, r"family 't5' is an encoder-decoder"),
         (lambda: tiny_model("llama").model, r"LlamaModel of family 'llama' has no module 'model'; a model with its causal"),
         (lambda: nn.Linear(2, 2), r"family 'Linear' is not supported: it has no linear language-model head"),
     ],
-    ids=["scaled logits", "head with a transform", "encoder-decoder", "no head", "no language model"],
+    ids=["another scale", "not causal", "encoder-decoder", "no head", "no language model"],
 )
 def test_a_model_whose_stream_is_not_found_is_refused(build: Callable[[], nn.Module], message: str):
     with pytest.raises(UnsupportedModelError, match=message):
@@ -341,3 +409,34 @@ class _BrokenForCausalLM(nn.Module):
 def test_blocks_that_do_not_form_a_chain_are_refused():
     with pytest.raises(UnsupportedModelError, match=r"family 'side_by_side'.*output of 'base_model.layers.0' is not the input"):
         describe_model(_BrokenForCausalLM())
+
+
+def test_a_stream_in_another_dtype_than_its_head_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"family 'mamba' is not supported: .* last hidden state in torch.float32"):
+        describe_model(_mamba().bfloat16())
+
+
+class _Undifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        raise RuntimeError("no backward kernel")
+
+
+def test_a_model_that_cannot_be_differentiated_is_refused_by_name() -> None:
+    model = _falcon()
+    model.transformer.h[1].register_forward_hook(lambda _m, _a, out: (_Undifferentiable.apply(stream_of(out)), *out[1:]))
+    with pytest.raises(
+        UnsupportedModelError, match=r"'falcon' is not supported: it cannot be differentiated.*no backward kernel"
+    ):
+        describe_model(model)
+
+
+def test_a_trial_pass_that_fails_is_refused_by_name() -> None:
+    model = _falcon()
+    model.lm_head.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("mat1 and mat2")))
+    with pytest.raises(UnsupportedModelError, match=r"family 'falcon' is not supported: a trial pass failed: mat1 and mat2"):
+        describe_model(model)
