@@ -120,6 +120,8 @@ def read_gguf(path: Path) -> GgufFile:
             return _parse(path, _Cursor(path, data), len(data))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path} has a corrupt header: its arrays are nested too deeply") from error
     except ValueError as error:  # an empty file cannot be mapped
         raise CheckpointError(f"{path} is empty") from error
 

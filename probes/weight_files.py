@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +19,7 @@ _MAX_HEADER_BYTES = 100_000_000
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32}
 _BITS |= {"U64": 64, "I64": 64, "F64": 64}
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_COMPARED_BYTES = 8 << 20
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -75,6 +76,11 @@ class WeightFiles:
                 counts[tensor.dtype] += tensor.size
         return tuple(dtype for dtype, _ in counts.most_common())
 
+    @property
+    def n_values(self) -> int:
+        """Elements of all tensors."""
+        return sum(tensor.size for tensor in self.tensors.values())
+
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file.
@@ -95,6 +101,8 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {what} {path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{what} {path} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{what} {path} is not readable: its brackets are nested too deeply") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} {path} is not a JSON object but a {type(value).__name__}")
     return value
@@ -131,33 +139,64 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
         header = json.loads(text)
     except ValueError as error:
         raise CheckpointError(f"{path} has a corrupt header ({error}): not a safetensors file, or damaged") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path} has a corrupt header: its brackets are nested too deeply") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a corrupt header: a {type(header).__name__} instead of a table of tensors")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path} has a corrupt header: its __metadata__ is not a table of strings")
     return header
 
 
 def _entries(path: Path, header: Mapping[str, Any], data_start: int, available: int) -> dict[str, StoredTensor]:
-    tensors, end = {}, 0
+    tensors = {}
     for name, entry in header.items():
-        try:
-            dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-            start, stop = (int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' is not described") from error
-        if dtype not in _BITS:
-            raise CheckpointError(f"tensor '{name}' in {path} has type {dtype}; use an unquantised checkpoint (F32, F16, BF16)")
-        if stop - start != math.prod(shape) * _BITS[dtype] // 8 or start < 0:
-            raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' {shape} {dtype} takes {stop - start} bytes")
+        tensor = _described(path, name, entry, data_start)
+        stop = tensor.start - data_start + tensor.n_bytes
         if stop > available:
             raise CheckpointError(
                 f"{path} is truncated: tensor '{name}' ends at byte {stop} of the data, the file holds {available}; "
                 "fetch the file again"
             )
-        tensors[name], end = StoredTensor(path, dtype, shape, data_start + start), max(end, stop)
+        tensors[name] = tensor
+    end = _contiguous_end(path, tensors, data_start)
     if end != available:
         raise CheckpointError(f"{path} has a corrupt header: it describes {end} bytes of data, the file holds {available}")
     return tensors
+
+
+def _described(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
+    """One entry of the header, its types and its number of bytes checked."""
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' is not described") from error
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, start, stop)):
+        raise CheckpointError(
+            f"{path} has a corrupt header: tensor '{name}' has shape {shape!r} and bytes {start!r} to {stop!r}; "
+            "integers of 0 or more are needed"
+        )
+    if dtype not in _BITS:
+        raise CheckpointError(f"tensor '{name}' in {path} has type {dtype}; use an unquantised checkpoint (F32, F16, BF16)")
+    if stop - start != math.prod(shape) * _BITS[dtype] // 8:
+        raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' {tuple(shape)} {dtype} takes {stop - start} bytes")
+    return StoredTensor(path, dtype, tuple(shape), data_start + start)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _contiguous_end(path: Path, tensors: Mapping[str, StoredTensor], data_start: int) -> int:
+    """Where the data ends, counted from its start; tensors must follow one another without gap or overlap."""
+    end = data_start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].n_bytes)):
+        if tensor.start != end:
+            what = "overlaps the tensor before it" if tensor.start < end else "does not begin where the one before it ends"
+            raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' {what}")
+        end += tensor.n_bytes
+    return end - data_start
 
 
 def find_weight_files(place: Path) -> WeightFiles:
@@ -202,22 +241,53 @@ def _indexed(index: Path, present: list[Path]) -> WeightFiles:
     named = sorted(set(wanted.values()))
     absent = [file for file in named if not (index.parent / file).is_file()]
     used = [path for path in present if path.name in named] + ([p for p in present if p.name not in named] if absent else [])
-    found = _merge(read_safetensors_header(path) for path in used)
+    headers = {path.name: read_safetensors_header(path) for path in used}
+    found: dict[str, StoredTensor] = {}
     for name, file in wanted.items():
-        if name not in found:
+        tensor = headers[file].get(name) if file in headers else _first(headers.values(), name)
+        if tensor is None:
             why = "is missing" if file in absent else "does not hold it"
             raise CheckpointError(f"tensor '{name}' cannot be read: {file}, named by the index {index}, {why}")
-    warnings: tuple[str, ...] = ()
+        found[name] = tensor
+    for header in headers.values():
+        found |= {name: tensor for name, tensor in header.items() if name not in found}
+    warnings = _differing_copies(found, list(headers.values()))
     if absent:
         warnings = (
             f"the index names {len(named)} files of which {len(absent)} are absent (first: {absent[0]}), "
             f"but the {len({t.file for t in found.values()})} present files hold every tensor",
+            *warnings,
         )
     return WeightFiles(found, warnings)
 
 
-def _merge(headers: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
-    return {name: tensor for header in headers for name, tensor in header.items()}
+def _first(headers: Iterable[Mapping[str, StoredTensor]], name: str) -> StoredTensor | None:
+    return next((header[name] for header in headers if name in header), None)
+
+
+def _differing_copies(found: Mapping[str, StoredTensor], headers: Sequence[Mapping[str, StoredTensor]]) -> tuple[str, ...]:
+    """A warning for each tensor of which another file holds a copy with other values."""
+    copies = ((name, copy) for header in headers for name, copy in header.items() if copy.file != found[name].file)
+    return tuple(
+        f"tensor '{name}' is read from {found[name].file.name}; {copy.file.name} holds another copy that differs, not used"
+        for name, copy in copies
+        if not _same_bytes(found[name], copy)
+    )
+
+
+def _same_bytes(a: StoredTensor, b: StoredTensor) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    try:
+        with a.file.open("rb") as first, b.file.open("rb") as second:
+            first.seek(a.start)
+            second.seek(b.start)
+            return all(
+                first.read(min(_COMPARED_BYTES, a.n_bytes - done)) == second.read(min(_COMPARED_BYTES, a.n_bytes - done))
+                for done in range(0, a.n_bytes, _COMPARED_BYTES)
+            )
+    except OSError as error:
+        raise CheckpointError(f"cannot read {a.file} and {b.file}: {error.strerror}") from error
 
 
 def _nothing_to_read(folder: Path) -> str:

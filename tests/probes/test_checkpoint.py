@@ -157,6 +157,19 @@ def test_an_index_naming_absent_files_loads_when_the_others_hold_everything(shar
     assert any("15 are absent" in w and "hold every tensor" in w for w in checkpoint.warnings)
 
 
+@pytest.mark.parametrize("stale", [True, False], ids=["differs", "equal"])
+@pytest.mark.parametrize("other", [0, -1], ids=["earlier file", "later file"])
+def test_a_second_copy_in_another_shard_does_not_override_the_one_the_index_names(shards, other, stale):
+    weight_map = json.loads((shards / INDEX).read_text())["weight_map"]
+    files = sorted(set(weight_map.values()))
+    name = next(n for n, file in weight_map.items() if file == files[1])
+    copy = load_file(shards / files[1])[name] + float(stale)
+    save_file(load_file(shards / files[other]) | {name: copy}, shards / files[other], metadata={"format": "pt"})
+    checkpoint = load_checkpoint(shards)
+    assert_same_model(checkpoint.model, tiny_model("llama", torch.float32))
+    assert any(name in w and "another copy that differs" in w for w in checkpoint.warnings) == stale
+
+
 def test_a_base_model_without_head_loads_where_the_head_is_tied(tmp_path):
     original = tiny_model("gpt2", torch.float32)
     original.transformer.save_pretrained(tmp_path)
@@ -394,6 +407,41 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+def one_header(header: object, n_bytes: int) -> Callable[[Path], object]:
+    return lambda f: write_header(f / "model.safetensors", json.dumps(header).encode(), bytes(n_bytes))
+
+
+def at(shape: object, *offsets: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": list(offsets)}
+
+
+COUNTS = r"corrupt header: tensor 'w' has shape .* integers of 0 or more are needed"
+
+BAD_FOLDERS |= {
+    "hole in the data": (one_header({"v": at([1], 0, 4), "w": at([1], 8, 12)}, 12), r"tensor 'w' does not begin where"),
+    "overlap in the data": (
+        one_header({"v": at([2], 0, 8), "w": at([2], 4, 12)}, 12),
+        r"tensor 'w' overlaps the tensor before",
+    ),
+    "infinite shape": (one_header({"w": at([float("inf")], 0, 4)}, 4), COUNTS),
+    "fractional shape": (one_header({"w": at([1.0], 0, 4)}, 4), COUNTS),
+    "negative shape": (one_header({"w": at([-1, -1], 0, 4)}, 4), COUNTS),
+    "text in the shape": (one_header({"w": at(["1"], 0, 4)}, 4), COUNTS),
+    "shape a text": (one_header({"w": at("1", 0, 4)}, 4), COUNTS),
+    "fractional offset": (one_header({"w": at([1], 0, 4.0)}, 4), COUNTS),
+    "metadata a list": (one_header({"__metadata__": [1], "w": at([1], 0, 4)}, 4), r"__metadata__ is not a table of strings"),
+    "metadata of numbers": (one_header({"__metadata__": {"a": 1}, "w": at([1], 0, 4)}, 4), r"__metadata__ is not a table of"),
+    "deep config": (lambda f: (f / "config.json").write_text(DEEP), r"config\.json is not readable: .* nested too deeply"),
+    "deep header": (
+        lambda f: write_header(f / "model.safetensors", DEEP.encode()),
+        r"corrupt header: its brackets are nested too deeply",
+    ),
+}
+
+
 @pytest.mark.parametrize(("damage", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
 def test_a_bad_folder_is_refused_by_name(folder, damage, message):
     damage(folder)
@@ -416,6 +464,7 @@ BAD_SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index not JSON": (lambda f: (f / INDEX).write_text("{"), r"the index .* is not valid JSON"),
     "index without map": (lambda f: (f / INDEX).write_text('{"metadata": {}}'), r"has no 'weight_map'"),
+    "deep index": (lambda f: (f / INDEX).write_text(DEEP), r"index\.json is not readable: .* nested too deeply"),
     "truncated shard": (lambda f: truncate(sorted(f.glob("*.safetensors"))[1], 4000), r"model-00002-of.* is truncated"),
 }
 
@@ -606,6 +655,12 @@ BAD_GGUF: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut in the data": (
         lambda p: truncate(p, p.stat().st_size - 3000),
         r"is truncated: tensor '.*' ends at byte \d+, the file has \d+",
+    ),
+    "deep array": (
+        lambda p: p.write_bytes(
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 50_000
+        ),
+        r"its arrays are nested too deeply",
     ),
     "absurd count": (
         lambda p: p.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 2**60) + bytes(40)),
