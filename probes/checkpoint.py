@@ -141,8 +141,15 @@ def read_checkpoint(source: str | Path, loaders: Loaders, *, dtype: torch.dtype 
 
 def locate_checkpoint(source: str | Path) -> Path:
     """The folder or file that a source names; see :func:`load_checkpoint`."""
-    path = Path(source).expanduser()
-    if path.exists():
+    try:
+        path = Path(source).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that is not known
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot look for a file or folder {str(source)[:80]}: {reason}") from error
+    if exists and not path.is_dir() and not path.is_file():
+        raise CheckpointError(f"{path} is neither a folder nor a regular file; a checkpoint is one or the other")
+    if exists:
         return path
     if str(source) == SMOLLM2:
         return _smollm2()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import io
 import logging
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from probes.errors import CheckpointError, UnsupportedModelError
@@ -24,6 +25,8 @@ from probes.weight_files import WeightFiles
 __all__ = [
     "Loaded",
     "check_complete",
+    "check_fits",
+    "drop_unavailable_attention",
     "folder_config",
     "gguf_config",
     "gguf_parsed_once",
@@ -37,6 +40,9 @@ __all__ = [
     "unused_tensors",
 ]
 
+_FAR_MORE = 8
+_MODEST_DEPTH = 256
+_ATTENTIONS = (None, "eager", "sdpa")
 _ROPE_FACTORS = "rope_freqs.weight"
 # Blocks of the 27B models, whose attention llama.cpp scales by width / heads where the others take the head's width.
 _WIDE_SCALE_BLOCKS = {"gemma2": 46, "gemma3": 62}
@@ -118,7 +124,9 @@ def load_safetensors(
         UnsupportedModelError: if ``transformers`` has no language model of this family.
     """
     config = folder_config(folder)
+    attention = drop_unavailable_attention(config)
     model_class = language_model_class(config)
+    check_fits(folder, config, model_class, files)
     with contextlib.ExitStack() as stack:
         tensors = {
             name: tensor for path in files.files for name, tensor in _tensors(stack, path) if files.tensors[name].file == path
@@ -134,10 +142,10 @@ def load_safetensors(
                 **model_options(dtype),
                 **({} if device_map is None else {"device_map": device_map}),
             )
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"the weights in {folder} do not fit its config.json: {error}") from error
+        except Exception as error:  # whatever the family's code raises at values or weights it did not expect
+            raise CheckpointError(f"the weights in {folder} do not fit its config.json: {_reason(error)}") from error
     check_complete(folder, info, config)
-    return Loaded(model, noticed + unused_tensors(info["unexpected_keys"]))
+    return Loaded(model, attention + noticed + unused_tensors(info["unexpected_keys"]))
 
 
 def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
@@ -159,8 +167,8 @@ def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
         model, info = language_model_class(config).from_pretrained(
             folder, gguf_file=name, config=config, dtype=dtype, output_loading_info=True, **model_options(dtype)
         )
-    except (ImportError, RuntimeError, ValueError, KeyError, NotImplementedError) as error:
-        raise CheckpointError(f"{file.path} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever the family's code raises at metadata or weights it did not expect
+        raise CheckpointError(f"{file.path} cannot be loaded: {_reason(error)}") from error
     check_complete(file.path, info, config)
     return Loaded(model, gguf_warnings(file, config, model))
 
@@ -174,9 +182,78 @@ def folder_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a configuration of the right form with values the family refuses
-        raise CheckpointError(f"config.json in {folder} is refused by transformers: {error}") from error
+        raise CheckpointError(f"config.json in {folder} is refused by transformers: {_reason(error)}") from error
+    names = getattr(config, "architectures", None) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"config.json in {folder}: architectures must be a list of names, got {names!r}")
+    return config
+
+
+def _reason(error: Exception) -> str:
+    """What a library says, with the kind of error where the text alone says little."""
+    return str(error) if isinstance(error, (RuntimeError, ValueError)) else f"{type(error).__name__}: {error}"
+
+
+def drop_unavailable_attention(config: Any) -> tuple[str, ...]:
+    """Let ``transformers`` choose the attention where a configuration names one that not every machine has.
+
+    Args:
+        config: changed in place.
+
+    Returns:
+        The warning, if one was named.
+    """
+    asked = getattr(config, "_attn_implementation", None)
+    if asked in _ATTENTIONS:
+        return ()
+    config._attn_implementation = None
+    return (f"config.json asks for the attention '{asked}'; the built-in one is used, which computes the same",)
+
+
+def check_fits(folder: Path, config: Any, model_class: Any, files: WeightFiles) -> None:
+    """Compare a configuration with the headers of its weights before memory is taken.
+
+    Args:
+        folder: holds config.json, for messages.
+        config: of a family of ``transformers``.
+        model_class: its language model.
+        files: every tensor of the checkpoint.
+
+    Raises:
+        CheckpointError: if the family's code refuses the configuration, it asks for far more blocks or values than there
+            are, a tensor has another shape, or a weight is stored as integers.
+    """
+    n_blocks = getattr(config, "num_hidden_layers", None)
+    _check_n_blocks(folder, n_blocks, len(files.tensors))
+    try:
+        with torch.device("meta"):
+            skeleton = model_class._from_config(copy.deepcopy(config))
+    except Exception as error:  # KeyError, AssertionError, ImportError, ...: each family checks in its own way
+        raise CheckpointError(f"config.json in {folder} is refused by transformers: {_reason(error)}") from error
+    prefix = f"{skeleton.base_model_prefix}."
+    parameters = dict(skeleton.named_parameters(remove_duplicate=False))
+    for name, stored in files.tensors.items():
+        parameter = parameters.get(name, parameters.get(prefix + name, parameters.get(name.removeprefix(prefix))))
+        if not stored.is_float and (parameter is not None or name.endswith(".weight")):
+            raise CheckpointError(
+                f"tensor '{name}' in {stored.file} is stored as integers ({stored.dtype}): its numbers are not the weights; "
+                "use an unquantised checkpoint (F32, F16, BF16)"
+            )
+        if parameter is not None and tuple(parameter.shape) != stored.shape:
+            raise CheckpointError(
+                f"{folder}: tensor '{name}' has shape {stored.shape}, its configuration asks for {tuple(parameter.shape)}"
+            )
+    asked = sum(parameter.numel() for parameter in skeleton.parameters())
+    if asked > _FAR_MORE * max(files.n_values, 1):
+        raise CheckpointError(f"config.json in {folder} asks for {asked} values, its files hold {files.n_values}")
+
+
+def _check_n_blocks(place: Path, n_blocks: object, n_tensors: int) -> None:
+    """Every block has a tensor; a few missing ones are named later, once the model is built."""
+    if isinstance(n_blocks, int) and n_blocks > max(n_tensors, _MODEST_DEPTH):
+        raise CheckpointError(f"{place}: the configuration asks for {n_blocks} blocks, the weights are {n_tensors} tensors")
 
 
 def gguf_config(file: GgufFile) -> Any:
@@ -193,7 +270,13 @@ def gguf_config(file: GgufFile) -> Any:
         config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name, trust_remote_code=False)
     except Exception as error:  # an unknown architecture is a ValueError, a half-known one a KeyError
         raise UnsupportedModelError(f"{file.path}: GGUF architecture '{file.architecture}' cannot be read: {error}") from error
+    _check_n_blocks(file.path, file.setting("block_count"), len(file.tensors))
     _complete_config(config, file)
+    embedding, width = file.tensors.get("token_embd.weight"), getattr(config, "hidden_size", None)
+    if embedding is not None and width is not None and embedding.shape[-1] != width:
+        raise CheckpointError(
+            f"{file.path}: tensor 'token_embd.weight' has shape {embedding.shape}, the header asks for width {width}"
+        )
     return config
 
 
@@ -225,7 +308,10 @@ def language_model_class(config: Any) -> Any:
 
 def _tensors(stack: contextlib.ExitStack, path: Path) -> Iterable[tuple[str, Tensor]]:
     """Tensors mapped from the file: memory is taken when a value is read."""
-    file = stack.enter_context(safe_open(path, framework="pt"))
+    try:
+        file = stack.enter_context(safe_open(path, framework="pt"))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
     return ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - not a mapping
 
 

@@ -8,6 +8,7 @@ refuses an unknown scheme or field by name. The weights carry a copy of the conf
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +20,17 @@ from safetensors.torch import save_file
 
 from keel_theory.depth_expression import DepthExpressionError
 from keel_theory.spec import SchemeError
-from probes.config import ComputeDtype, ConfigError, ModelConfig
+from probes.config import ComputeDtype, ConfigError, ModelConfig, count_parameters
 from probes.errors import CheckpointError, OutputError
 from probes.model import Transformer
 
-__all__ = ["FORMAT_VERSION", "load_model", "parse_config", "read_config", "save_model"]
+__all__ = ["FORMAT_VERSION", "check_origin", "check_stored", "load_model", "parse_config", "read_config", "save_model"]
 
 FORMAT_VERSION = 1
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_MAX_BLOCKS = 100_000  # beyond it even the list of specs takes minutes
+_FAR_MORE = 8
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _ARCHITECTURE = "KeelDynamicsForCausalLM"
 
 
@@ -91,15 +95,17 @@ def load_model(folder: str | Path, *, compute_dtype: ComputeDtype | None = None)
     folder = Path(folder)
     stored = read_config(folder)
     config = stored if compute_dtype is None else ModelConfig.from_dict(stored.to_dict() | {"compute_dtype": compute_dtype})
-    model = Transformer(config, initialise=False)
     path = folder / _WEIGHTS
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no {_WEIGHTS}")
     try:
         with safe_open(path, framework="pt") as file:
             check_origin(file.metadata() or {}, stored, path)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            check_stored({name: (part.get_dtype(), math.prod(part.get_shape())) for name, part in slices.items()}, config, path)
+            model = Transformer(config, initialise=False)
             _fill(model, file, path)
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
     return model
 
@@ -115,7 +121,7 @@ def read_config(folder: str | Path) -> ModelConfig:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no {_CONFIG}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     return parse_config(stored, str(path))
 
@@ -137,9 +143,12 @@ def parse_config(stored: Any, where: str) -> ModelConfig:
         raise CheckpointError(f"{where} has format version {version!r}; this version of the toolkit reads {FORMAT_VERSION}")
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{where} has no model configuration under 'model'")
+    n_blocks = values.get("n_blocks")
+    if isinstance(n_blocks, int) and n_blocks > _MAX_BLOCKS:
+        raise CheckpointError(f"{where}: n_blocks = {n_blocks}; at most {_MAX_BLOCKS} can be read")
     try:
         return ModelConfig.from_dict(values)
-    except (ConfigError, SchemeError, DepthExpressionError, TypeError, ValueError) as error:
+    except (ConfigError, SchemeError, DepthExpressionError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}") from error
 
 
@@ -152,13 +161,39 @@ def check_origin(metadata: Mapping[str, str], config: ModelConfig, path: Path) -
     saved = metadata.get(ModelConfig.model_type)
     if saved is None:  # written by transformers
         return
-    of_weights = json.loads(saved)
+    try:
+        of_weights = json.loads(saved)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the configuration in its metadata is not valid JSON: {error}") from error
+    if not isinstance(of_weights, dict):
+        raise CheckpointError(
+            f"{path}: the configuration in its metadata is not a JSON object but a {type(of_weights).__name__}"
+        )
     for name, value in config.to_dict().items():
         if of_weights.get(name) != value:
             raise CheckpointError(
                 f"{path} was saved with {name} = {of_weights.get(name)!r}, but {_CONFIG} beside it says {value!r}; "
                 "the two files do not belong together"
             )
+
+
+def check_stored(stored: Mapping[str, tuple[str, int]], config: ModelConfig, path: Path) -> None:
+    """Compare a configuration with the headers of its weights before memory is taken.
+
+    Args:
+        stored: type and number of elements of every tensor, by name.
+        config: what they are said to be the weights of.
+        path: of the weights, for messages.
+
+    Raises:
+        CheckpointError: if a tensor is stored as integers, or the configuration asks for far more values than there are.
+    """
+    for name, (dtype, _) in stored.items():
+        if dtype not in _FLOATS:
+            raise CheckpointError(f"tensor '{name}' in {path} is stored as {dtype}: weights are floating-point numbers")
+    asked, present = count_parameters(config), sum(size for _, size in stored.values())
+    if stored and asked > _FAR_MORE * max(present, 1):
+        raise CheckpointError(f"{path} holds {present} values, {_CONFIG} beside it asks for {asked}")
 
 
 @torch.no_grad()

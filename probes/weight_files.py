@@ -45,6 +45,11 @@ class StoredTensor:
         return math.prod(self.shape)
 
     @property
+    def is_float(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype in _FLOATS
+
+    @property
     def n_bytes(self) -> int:
         """Bytes it takes in the file."""
         return self.size * _BITS[self.dtype] // 8

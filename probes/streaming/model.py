@@ -20,6 +20,8 @@ from probes.layout import Head, ResidualLayout
 from probes.loading import (
     Loaded,
     check_complete,
+    check_fits,
+    drop_unavailable_attention,
     folder_config,
     gguf_config,
     gguf_warnings,
@@ -145,12 +147,14 @@ class _Opened:
 
     def safetensors(self, folder: Path, files: WeightFiles, dtype: torch.dtype) -> Loaded:
         config = folder_config(folder)
+        attention = drop_unavailable_attention(config)
+        check_fits(folder, config, language_model_class(config), files)
         model = self._skeleton(config, dtype)
         self.reader = FileReader(files.files)
         files, noticed = _without_duplicates(model, config, files, self.reader)
         recipes, unused = safetensors_recipes(model, files, self.reader)
         self._fill(str(folder), model, recipes, config)
-        return Loaded(model, noticed + unused_tensors(unused))
+        return Loaded(model, attention + noticed + unused_tensors(unused))
 
     def gguf(self, file: GgufFile, dtype: torch.dtype) -> Loaded:
         config = gguf_config(file)
@@ -161,19 +165,23 @@ class _Opened:
         return Loaded(model, gguf_warnings(file, config, model))
 
     def own(self, folder: Path, files: WeightFiles, compute_dtype: ComputeDtype | None) -> Loaded:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         from probes.config import ModelConfig
         from probes.model import Transformer
-        from probes.saving import check_origin, read_config
+        from probes.saving import check_origin, check_stored, read_config
 
         stored = read_config(folder)
         config = stored if compute_dtype is None else ModelConfig.from_dict(stored.to_dict() | {"compute_dtype": compute_dtype})
+        for path in files.files:
+            try:
+                with safe_open(path, framework="pt") as file:
+                    check_origin(file.metadata() or {}, stored, path)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+        check_stored({name: (tensor.dtype, tensor.size) for name, tensor in files.tensors.items()}, config, folder)
         with torch.device("meta"):
             model = Transformer(config, initialise=False)
-        for path in files.files:
-            with safe_open(path, framework="pt") as file:
-                check_origin(file.metadata() or {}, stored, path)
         self.reader = FileReader(files.files)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         unknown = sorted(set(files.tensors) - set(parameters))

@@ -245,6 +245,14 @@ def test_mixtral_loads_in_float64_from_separate_experts(tmp_path):
     assert checkpoint.model.get_parameter(checkpoint.layout.sublayers[1].expert_parameters[0]).shape == (4, 48, WIDTH)
 
 
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+def test_an_attention_that_is_not_built_in_is_dropped_with_a_warning(folder, key):
+    edit_config(folder, **{key: "flash_attention_2"})
+    checkpoint = load_checkpoint(folder)
+    assert_same_model(checkpoint.model, tiny_model("llama", torch.float32))
+    assert any("attention 'flash_attention_2'; the built-in one is used" in w for w in checkpoint.warnings)
+
+
 def test_code_named_by_a_checkpoint_of_a_known_family_is_not_run(folder):
     (folder / "modeling_evil.py").write_text("raise SystemExit('run')\n")
     edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
@@ -407,6 +415,29 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+REFUSED = r"config\.json in .* is refused by transformers: "
+UP = "model.layers.1.mlp.up_proj.weight"
+
+BAD_FOLDERS |= {
+    "unknown activation": (lambda f: edit_config(f, hidden_act="wavy"), REFUSED + "KeyError.*wavy"),
+    "padding outside": (lambda f: edit_config(f, pad_token_id=10**6), REFUSED + ".*[Pp]adding"),
+    "architectures a number": (lambda f: edit_config(f, architectures=5), r"config\.json in .*architectures"),
+    "unknown rotary": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
+        REFUSED + ".*spiral",
+    ),
+    "integer weight": (
+        lambda f: edit_weights(f, lambda t: t.update({UP: t[UP].to(torch.int32)})),
+        r"tensor 'model\.layers\.1\.mlp\.up_proj\.weight' in .* is stored as integers \(I32\)",
+    ),
+    "absurd depth": (lambda f: edit_config(f, num_hidden_layers=10**9), r"asks for 1000000000 blocks, the weights are 30 ten"),
+    "absurd vocabulary": (
+        lambda f: edit_config(f, vocab_size=10**12),
+        r"tensor '.*' has shape \(64, 16\), its configuration asks for \(1000000000000, 16\)",
+    ),
+    "absurd width": (lambda f: edit_config(f, hidden_size=10**12), REFUSED + "|its configuration asks for"),
+}
+
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
@@ -491,6 +522,9 @@ def test_no_model_is_built_before_the_files_are_checked(shards, monkeypatch):
         ("model.gguf", "there is no file or folder model.gguf"),
         ("weights.safetensors", "there is no file or folder weights.safetensors"),
         (Path("somewhere"), "there is no file or folder somewhere"),
+        ("x" * 300, "cannot look for a file or folder xxx.*: File name too long"),
+        ("~nobody-of-this-name/m", "cannot look for a file or folder ~nobody"),
+        ("/dev/null", "/dev/null is neither a folder nor a regular file"),
         ("a b", "there is no file or folder a b"),
     ],
     ids=str,

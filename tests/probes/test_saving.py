@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from keel_theory.schemes import SCHEMES
+from probes.checkpoint import load_checkpoint
 from probes.config import ConfigError
 from probes.errors import CheckpointError, OutputError
 from probes.model import Transformer
 from probes.saving import load_model, read_config, save_model
+from probes.streaming.model import open_streamed
 from tests.probes._models import perturbed, random_ids, small_config
 
 Change = Callable[[dict[str, Any]], None]
@@ -161,6 +163,54 @@ def test_wrong_shape_is_named(saved: Path) -> None:
         load_model(saved)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("not json", "the configuration in its metadata is not valid JSON"),
+        ("[1]", "in its metadata is not a JSON object but a list"),
+        ("[" * 200_000, "in its metadata is not valid JSON"),
+    ],
+    ids=["not JSON", "list", "deep"],
+)
+@pytest.mark.parametrize("read", [load_model, load_checkpoint, open_streamed])
+def test_broken_metadata_is_refused(saved: Path, read: Callable[[Path], object], metadata: str, message: str) -> None:
+    path = saved / "model.safetensors"
+    save_file(load_file(path), path, metadata={"keel_dynamics": metadata})
+    with pytest.raises(CheckpointError, match=message):
+        read(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_blocks": 10**9}, "n_blocks = 1000000000; at most 100000 can be read"),
+        ({"n_blocks": 10**4}, "holds [0-9]+ values, config.json beside it asks for [0-9]+"),
+        ({"width": 4 * 10**12}, "holds [0-9]+ values, config.json beside it asks for [0-9]+"),
+        ({"vocab_size": 10**12}, "holds [0-9]+ values, config.json beside it asks for [0-9]+"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("read", [load_model, open_streamed])
+def test_an_absurd_size_is_refused_before_a_model_is_built(
+    saved: Path, read: Callable[[Path], object], change: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(saved, lambda stored: stored["model"].update(change))
+    path = saved / "model.safetensors"
+    save_file(load_file(path), path)
+    monkeypatch.setattr(Transformer, "__init__", lambda *args, **kwargs: pytest.fail("a model was built"))
+    with pytest.raises(CheckpointError, match=message):
+        read(saved)
+
+
+@pytest.mark.parametrize("read", [load_model, open_streamed])
+def test_integers_are_no_weights(saved: Path, read: Callable[[Path], object]) -> None:
+    path = saved / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"head.weight": tensors["head.weight"].to(torch.int32)}, path)
+    with pytest.raises(CheckpointError, match=r"tensor 'head\.weight' in .* is stored as I32"):
+        read(saved)
+
+
 def test_truncated_weights_are_refused(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -175,7 +225,7 @@ def test_missing_file_is_named(saved: Path, name: str) -> None:
         load_model(saved)
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 200_000], ids=["cut", "not UTF-8", "deep"])
 def test_broken_configuration_is_refused(saved: Path, content: bytes) -> None:
     (saved / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
