@@ -74,11 +74,13 @@ def read_text(source: str | None) -> tuple[str, str]:
         The text, and a description of where it came from.
 
     Raises:
-        TextError: if there is no such file, or its content is not UTF-8 text.
+        TextError: if there is no such file, standard input is closed, or the content is not UTF-8 text.
     """
     if source is None:
         return default_text(), "English prose of the standard library (pydoc_data.topics)"
-    name, raw = ("standard input", sys.stdin.buffer.read()) if source == "-" else (source, _read_file(Path(source)))
+    if not source:
+        raise TextError("the name of the text is empty; --text takes a file, or - for standard input")
+    name, raw = ("standard input", _read_stdin()) if source == "-" else (source, _read_file(Path(source)))
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -88,11 +90,20 @@ def read_text(source: str | None) -> tuple[str, str]:
     return text, name
 
 
+def _read_stdin() -> bytes:
+    if sys.stdin is None:  # closed by the shell: <&-
+        raise TextError("cannot read the text: standard input is closed; pipe a text in, or name a file")
+    try:
+        return sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        raise TextError(f"cannot read the text from standard input: {error}; pipe a text in, or name a file") from error
+
+
 def _read_file(path: Path) -> bytes:
-    if path.is_dir():
-        raise TextError(f"{path} is a folder; --text takes a file, or - for standard input")
     try:
         return path.read_bytes()
+    except IsADirectoryError:
+        raise TextError(f"{path} is a folder; --text takes a file, or - for standard input") from None
     except OSError as error:
         raise TextError(f"cannot read the text {path}: {error.strerror}") from error
 

@@ -19,6 +19,7 @@ __all__ = [
     "CheckpointName",
     "Device",
     "Dtype",
+    "MaskSeed",
     "SequenceLength",
     "TextSource",
     "TokenCount",
@@ -49,6 +50,9 @@ SequenceLength = Annotated[
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences per batch; one gradient per batch.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help=f"{', '.join(_DTYPES)}. [default: as stored; float32 for GGUF]")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+MaskSeed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of the masked positions (masked language models).")
+]
 
 
 class _Sized(Protocol):
@@ -101,7 +105,7 @@ def torch_device(name: str) -> torch.device:
     """The device of that name, once it has held a tensor.
 
     Raises:
-        BadParameter: if it cannot.
+        BadParameter: if it cannot, or if what it holds has no values (``meta``).
     """
     import torch
 
@@ -113,6 +117,8 @@ def torch_device(name: str) -> torch.device:
         raise typer.BadParameter(
             f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
         ) from error
+    if device.type == "meta":
+        raise typer.BadParameter("device 'meta' holds no values to measure; 'cpu' always works", param_hint="--device")
     return device
 
 

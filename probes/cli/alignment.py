@@ -14,6 +14,7 @@ from probes.cli._checkpoint_options import (
     CheckpointName,
     Device,
     Dtype,
+    MaskSeed,
     SequenceLength,
     TextSource,
     TokenCount,
@@ -46,7 +47,7 @@ def alignment(
     batch_size: BatchSize = 1,
     dtype: Dtype = None,
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of the masked positions (masked language models).")] = 0,
+    seed: MaskSeed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for Parquet and JSON.", show_default=False)

@@ -17,6 +17,7 @@ from probes.cli._checkpoint_options import (
     CheckpointName,
     Device,
     Dtype,
+    MaskSeed,
     SequenceLength,
     TextSource,
     TokenCount,
@@ -68,7 +69,7 @@ def grad_norm(
     max_memory: MaxMemoryOption = None,
     placement: PlacementOption = None,
     dry_run: DryRunOption = False,
-    seed: Annotated[int, typer.Option(help="Seed of the masked positions (masked language models).")] = 0,
+    seed: MaskSeed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for Parquet, JSON, PNG and SVG.", show_default=False)

@@ -86,7 +86,9 @@ def layer_removal(
     max_memory: MaxMemoryOption = None,
     placement: PlacementOption = None,
     dry_run: DryRunOption = False,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap, and of masked positions (masked language models).")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the bootstrap, and of masked positions (masked language models).")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON on stdout.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for Parquet, JSON, PNG and SVG.", show_default=False)

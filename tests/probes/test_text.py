@@ -43,6 +43,21 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_text(str(tmp_path / "nothing.txt"))
     with pytest.raises(TextError, match="is a folder"):
         read_text(str(tmp_path))
+    with pytest.raises(TextError, match=r"cannot read the text x+: File name too long"):
+        read_text("x" * 300)
+    with pytest.raises(TextError, match="name of the text is empty; --text takes a file"):
+        read_text("")
+
+
+def test_a_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(TextError, match="standard input is closed; pipe a text in"):
+        read_text("-")
+    closed = io.BytesIO()
+    closed.close()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=closed))
+    with pytest.raises(TextError, match=r"cannot read the text from standard input: .*closed"):
+        read_text("-")
 
 
 @pytest.mark.parametrize(("n_ids", "seq_len", "batch_size"), [(10, 4, 1), (10, 5, 2), (9, 2, 3), (4, 100, 1)])
