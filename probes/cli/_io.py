@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TextIO, cast
 
 from probes.errors import OutputError
@@ -48,8 +52,14 @@ _PIPE_CLOSED = 128 + 13
 
 @contextlib.contextmanager
 def guarded_stdout() -> Iterator[None]:
-    """Handle failing writes wherever they come from, help texts too: the parser would end them in its own way."""
+    """Handle failing writes wherever they come from, help texts too: the parser would end them in its own way.
+
+    Raises:
+        OutputError: if stdout is closed: the next file that is opened would take its place.
+    """
     plain = sys.stdout
+    if plain is None:
+        raise OutputError("stdout is closed; send it to a file or to /dev/null")
     sys.stdout = cast("TextIO", _Guarded(plain))
     try:
         yield
@@ -126,25 +136,29 @@ def output_folder(folder: Path | None) -> Iterator[Path | None]:
         folder: where they are to appear; made if it is missing. None for no output.
 
     Yields:
-        A temporary folder inside it; when the body ends well its files are moved up, each by a rename.
+        A temporary folder inside it; when the body ends well its files are moved up, each by a rename. Where a signal that
+        asks the process to end arrives, it is removed too; what a killed run has left is removed by the next one.
 
     Raises:
         OutputError: at once, before any work, if the place cannot be written to.
+        SystemExit: with 128 and the signal's number, if SIGTERM or SIGHUP arrives.
     """
     if folder is None:
         yield None
         return
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
+        _remove_stale(folder)
+        work = Path(tempfile.mkdtemp(dir=folder, prefix=f"{_PARTIAL}{os.getpid()}-{platform.node()}-"))
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"cannot write into '{folder}': {reason}; name a folder you may write to") from error
     try:
-        yield work
-        for path in sorted(work.iterdir()):
-            path.replace(folder / path.name)
+        with _ended_by_exception():
+            yield work
+            for path in sorted(work.iterdir()):
+                path.replace(folder / path.name)
     except OSError as error:
         raise OutputError(f"cannot write into '{folder}': {error.strerror or error}") from error
     finally:
@@ -152,3 +166,51 @@ def output_folder(folder: Path | None) -> Iterator[Path | None]:
         for path in missing:  # innermost first; only what is still empty goes
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+_PARTIAL = ".partial-"
+"""Start of a temporary folder's name; the process that fills it follows, and its machine, as folders can be shared."""
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def _ended_by_exception() -> Iterator[None]:
+    """Let a signal that asks the process to end unwind it, so that everything is cleared away; one that is ignored stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers can be set in the main thread alone
+        return
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    replaced = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}
+    for number in replaced:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what runs that were killed have left: temporary folders whose process is gone."""
+    for path in folder.glob(f"{_PARTIAL}*"):
+        owner, _, rest = path.name.removeprefix(_PARTIAL).partition("-")
+        local = owner.isdecimal() and rest.startswith(f"{platform.node()}-")
+        if local and path.is_dir() and not path.is_symlink() and not _is_running(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # signal 0 asks on POSIX alone
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return True
+    return True

@@ -1,6 +1,8 @@
 import contextlib
 import io
 import os
+import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from probes.cli import main as cli
-from probes.cli._io import emit, write_text_atomically
+from probes.cli._io import emit, output_folder, write_text_atomically
 from probes.errors import OutputError
 
 
@@ -111,3 +113,71 @@ def test_a_full_stream_is_an_output_error() -> None:
         contextlib.redirect_stdout(Full()),
     ):
         emit("text", None)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closing a descriptor in the shell")
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_closed_stdout_is_one_message(arguments: tuple[str, ...]) -> None:
+    process = _keel(*arguments, preexec_fn=lambda: os.close(1))
+    message = process.communicate(timeout=60)[1]
+    assert (message, process.returncode) == ("keel: stdout is closed; send it to a file or to /dev/null\n", 2)
+
+
+def test_a_folder_whose_name_is_too_long_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write into .*: File name too long"), output_folder(tmp_path / ("x" * 300)):
+        pass
+
+
+WAITING = """
+import sys, time
+from pathlib import Path
+from probes.cli._io import output_folder
+with output_folder(Path(sys.argv[1])) as work:
+    (work / "half").write_text("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def _waiting(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", WAITING, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_terminated_run_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    folder, number = tmp_path / "out", getattr(signal, name)
+    process = _waiting(folder)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_the_next_run_removes_what_a_killed_one_has_left_and_nothing_else(tmp_path: Path) -> None:
+    other = tmp_path / f".partial-1-{platform.node()}-of-a-running-process"
+    elsewhere = tmp_path / ".partial-1-of.another.machine-x"
+    other.mkdir()
+    elsewhere.mkdir()
+    killed = _waiting(tmp_path)
+    running = _waiting(tmp_path)
+    killed.kill()
+    killed.communicate(timeout=60)
+    [left] = tmp_path.glob(f".partial-{killed.pid}-*")
+    with output_folder(tmp_path):
+        assert not left.exists()
+        assert list(tmp_path.glob(f".partial-{running.pid}-*/half"))
+    running.terminate()
+    running.communicate(timeout=60)
+    assert sorted(tmp_path.iterdir()) == sorted([other, elsewhere])
+
+
+def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with output_folder(tmp_path):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
