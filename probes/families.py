@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from probes.errors import UnsupportedModelError
 from probes.layout import BlockKind, Boundary, Head, NormSite, Objective, ResidualLayout, Side, SublayerLayout, Tap
+from probes.preserve import plain_name
 from probes.taps import stream_of
 
 __all__ = ["SUPPORTED_FAMILIES", "Family", "Part", "describe_model", "effective_gain", "owned_names"]
@@ -428,7 +429,7 @@ def _require(model: nn.Module, name: str, family: Family) -> None:
 def _check_ownership(model: nn.Module, layout: ResidualLayout) -> None:
     """Refuse a model with a parameter that the layout does not know, rather than leave it out of every sum."""
     owners = tuple(f"{name}." for _, name in owned_names(layout))
-    for name, _ in model.named_parameters():
+    for name in map(plain_name, dict(model.named_parameters())):
         if not name.startswith(owners):
             raise UnsupportedModelError(
                 f"parameter '{name}' of family '{layout.family}' belongs to no known sub-layer "

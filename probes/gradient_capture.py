@@ -24,6 +24,7 @@ from probes.head_loss import HeadGradient, head_gradient
 from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
 from probes.memory import release_free_memory
 from probes.norms import l2_norm
+from probes.preserve import plain_name
 from probes.taps import input_of, stream_of
 from probes.text import IGNORED, TokenBatch
 
@@ -244,7 +245,7 @@ class _ParameterReader:
 
     def __init__(self, model: nn.Module, layout: ResidualLayout, result: Capture) -> None:
         self.model, self.layout, self.result = model, layout, result
-        names = dict(model.named_parameters(remove_duplicate=False))
+        names = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
         self.experts = {names[name]: name for s in layout.sublayers for name in s.expert_parameters if name in names}
         self.head_parameters = {p for name in layout.head.modules for p in model.get_submodule(name).parameters()}
         self.head: HeadGradient | None = None

@@ -28,7 +28,7 @@ from probes.gradient_result import (
 )
 from probes.layout import NormSite, ResidualLayout, SublayerLayout
 from probes.norms import combine_norms, l2_norm
-from probes.preserve import eager, preserved, unwrapped
+from probes.preserve import eager, plain_name, preserved, unwrapped
 from probes.text import IGNORED, TokenBatch
 
 __all__ = ["as_batch", "measure_gradient_norms", "summarise"]
@@ -61,7 +61,8 @@ def measure_gradient_norms(
         missing gradients are statuses of it, never errors.
 
     Raises:
-        ValueError: if there is no batch, or a batch predicts nothing.
+        ValueError: if there is no batch, a batch is not of shape (B, T) or predicts nothing, or a token id is outside the
+            vocabulary.
         UnsupportedModelError: if the residual stream cannot be found.
 
     Status: exact (one forward and one backward pass of the loss), norms accumulated in float64.
@@ -80,7 +81,8 @@ def measure_gradient_norms(
     captures: list[Capture] = []
     n_tokens, shape = 0, (0, 0)
     with eager(), preserved(model):
-        for batch in map(as_batch, batches):
+        for batch in map(as_batch, _listed(batches)):
+            _check_ids(model, layout, batch.inputs, len(captures))
             if batch.n_predictions == 0:
                 raise ValueError(f"batch {len(captures)} predicts no token: all its targets are {IGNORED}")
             captures.append(_on_host(capture(model, layout, batch.to(device))))
@@ -125,8 +127,47 @@ def _find_layout(model: nn.Module) -> ResidualLayout:
     return describe_model(model)
 
 
+def _listed(batches: Iterable[TokenBatch | Tensor]) -> Iterable[TokenBatch | Tensor]:
+    """The batches; a single one in their place is refused, since a tensor is an iterable of its rows."""
+    if isinstance(batches, Tensor | TokenBatch):
+        raise ValueError(f"a single {type(batches).__name__} was given as batches: give a list of batches, [batch]")
+    return batches
+
+
+def _check_ids(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor, index: int) -> None:
+    """Refuse a token id that the embedding has no row for: the lookup itself would not say which."""
+    embedding = _token_embedding(model, layout)
+    if embedding is None or not ids_BT.numel():
+        return
+    lowest, highest = (int(value) for value in ids_BT.aminmax())
+    wrong = lowest if lowest < 0 else highest
+    if not 0 <= wrong < embedding.num_embeddings:
+        raise ValueError(
+            f"batch {index} holds the token id {wrong}, outside the vocabulary of {embedding.num_embeddings} tokens "
+            f"(ids 0 to {embedding.num_embeddings - 1}); was the text encoded by the tokenizer of another model?"
+        )
+
+
+def _token_embedding(model: nn.Module, layout: ResidualLayout) -> nn.Embedding | None:
+    """The embedding that the ids are looked up in; the first of the layout where the model does not name it."""
+    named = getattr(model, "get_input_embeddings", None)
+    if callable(named) and isinstance(found := named(), nn.Embedding):
+        return found
+    owned = (module for name in layout.embedding_modules for module in model.get_submodule(name).modules())
+    return next((module for module in owned if isinstance(module, nn.Embedding)), None)
+
+
 def as_batch(batch: TokenBatch | Tensor) -> TokenBatch:
-    """A batch as it is; bare token ids as next-token prediction."""
+    """A batch as it is; bare token ids as next-token prediction.
+
+    Raises:
+        ValueError: if its inputs are not of shape (B, T).
+    """
+    ids = batch.inputs if isinstance(batch, TokenBatch) else batch
+    if ids.ndim != 2:
+        raise ValueError(
+            f"a batch of token ids has the shape {tuple(ids.shape)}; shape (B, T) is needed, for one sequence ids[None]"
+        )
     if isinstance(batch, TokenBatch):
         return batch
     targets = torch.full_like(batch, IGNORED)
@@ -166,7 +207,7 @@ class _Summary:
         self.model, self.layout, self.captures, self.weight_norms = model, layout, captures, weight_norms
         self.names: dict[nn.Parameter, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            self.names.setdefault(parameter, []).append(name)
+            self.names.setdefault(parameter, []).append(plain_name(name))
         self.claimed: set[nn.Parameter] = set()
         self.dtype = next(model.parameters()).dtype
 

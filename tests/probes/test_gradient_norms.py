@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -184,6 +185,62 @@ def test_probing_leaves_everything_bit_equal(training: bool) -> None:
     assert_no_hooks(model)
 
 
+class _Restless(nn.Module):
+    """Changes buffers and attributes in evaluation mode, in place and by replacing them, and draws random numbers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.register_buffer("empty", None)
+        self.seen, self.note, self.untouched = 0, None, torch.zeros(1).expand(5)
+        self.total = torch.zeros(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.table = self.table + 1
+        self.empty = torch.ones(1)
+        self.register_buffer("grown", torch.ones(2))
+        self.seen, self.note, self.added = self.seen + 1, "seen", 1.5
+        self.total += 1
+        return self.inner(x) + torch.rand(())
+
+
+@pytest.mark.parametrize("fail", [False, True], ids=["success", "exception"])
+def test_what_a_module_changes_in_evaluation_mode_is_put_back(fail: bool) -> None:
+    model = _WithBuffers(fail=fail).eval()
+    model.stem = restless = _Restless(model.stem)
+    buffers, attributes = dict(restless._buffers), dict(vars(restless))
+    random_state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="broken on purpose") if fail else nullcontext():
+        measure_gradient_norms(model, [torch.tensor([[1, 2, 3]])], layout=model.layout())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert restless._buffers.keys() == buffers.keys()
+    assert all(restless._buffers[name] is buffer for name, buffer in buffers.items())
+    assert restless.calls == 0
+    assert torch.equal(restless.table, torch.arange(3.0))
+    assert vars(restless).keys() == attributes.keys()
+    assert all(vars(restless)[name] is value for name, value in attributes.items())
+    assert not restless.total.any()
+
+
+def test_a_dynamic_rotary_table_is_put_back() -> None:
+    short = tiny_model("llama").config.to_dict() | {"max_position_embeddings": 8}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    config = transformers.LlamaConfig(**short | {"rope_parameters": rope})
+    model = transformers.LlamaForCausalLM(config).double().eval()
+    rotary = model.model.rotary_emb
+    table, content, longest = rotary.inv_freq, rotary.inv_freq.clone(), rotary.max_seq_len_cached
+    measure_gradient_norms(model, [tiny_ids()])
+    assert rotary.inv_freq is table
+    assert torch.equal(table, content)
+    assert rotary.max_seq_len_cached is longest
+    with torch.no_grad():
+        model(tiny_ids())
+    assert rotary.inv_freq is not table  # the model does replace it
+
+
 def test_an_exception_inside_leaves_no_hook_and_no_mode_behind() -> None:
     model = _WithBuffers(fail=True)
     model.train()
@@ -302,6 +359,23 @@ def test_a_compiled_model_that_has_run_gives_the_eager_records(compiled: object)
     assert [p.grad_norm.value for p in probed.parameters] == pytest.approx(
         [p.grad_norm.value for p in eager.parameters], rel=1e-5
     )
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by the compiler itself
+@pytest.mark.parametrize("family", ["llama", "mixtral", "bert"])
+def test_blocks_replaced_by_compiled_ones_give_the_eager_records(family: str) -> None:
+    model = tiny_model(family)
+    batch = as_batch(describe_model(model), tiny_ids())
+    eager = measure_gradient_norms(model, [batch])
+    blocks = model.get_submodule(describe_model(model).blocks[0].removesuffix(".0"))
+    for i, block in enumerate(blocks):
+        blocks[i] = torch.compile(block, backend="aot_eager")
+    if family == "llama":
+        model(tiny_ids())  # the first call compiles
+    probed = measure_gradient_norms(model, [batch])
+    assert probed.to_dict() == eager.to_dict()
+    assert_no_hooks(model)
     torch._dynamo.reset()
 
 
@@ -466,6 +540,30 @@ def test_no_batch_and_no_prediction_are_refused() -> None:
         measure_gradient_norms(model, [])
     with pytest.raises(ValueError, match="predicts no token"):
         measure_gradient_norms(model, [torch.tensor([[1]])])
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([torch.arange(4)], r"has the shape \(4,\); shape \(B, T\) is needed"),
+        ([TokenBatch(torch.arange(4), torch.arange(4))], r"has the shape \(4,\); shape \(B, T\) is needed"),
+        (torch.arange(8).view(2, 4), r"a single Tensor was given as batches: give a list of batches"),
+        (TokenBatch(*torch.arange(8).view(2, 1, 4)), r"a single TokenBatch was given as batches: give a list of batches"),
+        ([torch.tensor([[1, 64]])], r"batch 0 holds the token id 64, outside the vocabulary of 64 tokens \(ids 0 to 63\)"),
+        ([torch.tensor([[1, 2]]), torch.tensor([[1, -7]])], r"batch 1 holds the token id -7, outside the vocabulary of 64"),
+    ],
+    ids=["one sequence", "one sequence with targets", "bare tensor", "bare batch", "too large", "negative"],
+)
+def test_batches_of_another_form_are_refused(batches: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_gradient_norms(tiny_model("llama"), batches)
+
+
+def test_an_id_outside_the_vocabulary_of_an_own_model_is_named() -> None:
+    model = own_model("keel")
+    size = model.config.vocab_size
+    with pytest.raises(ValueError, match=rf"token id {size}, outside the vocabulary of {size} tokens"):
+        measure_gradient_norms(model, [torch.tensor([[1, size]])])
 
 
 def test_frame_is_tidy_and_complete() -> None:
