@@ -227,11 +227,7 @@ def check_fits(folder: Path, config: Any, model_class: Any, files: WeightFiles) 
     """
     n_blocks = getattr(config, "num_hidden_layers", None)
     _check_n_blocks(folder, n_blocks, len(files.tensors))
-    try:
-        with torch.device("meta"):
-            skeleton = model_class._from_config(copy.deepcopy(config))
-    except Exception as error:  # KeyError, AssertionError, ImportError, ...: each family checks in its own way
-        raise CheckpointError(f"config.json in {folder} is refused by transformers: {_reason(error)}") from error
+    skeleton = _skeleton(f"config.json in {folder}", config, model_class)
     prefix = f"{skeleton.base_model_prefix}."
     parameters = dict(skeleton.named_parameters(remove_duplicate=False))
     for name, stored in files.tensors.items():
@@ -245,9 +241,22 @@ def check_fits(folder: Path, config: Any, model_class: Any, files: WeightFiles) 
             raise CheckpointError(
                 f"{folder}: tensor '{name}' has shape {stored.shape}, its configuration asks for {tuple(parameter.shape)}"
             )
+    _check_n_values(f"config.json in {folder}", skeleton, files.n_values)
+
+
+def _skeleton(what: str, config: Any, model_class: Any) -> Any:
+    """The model without memory for its parameters and buffers."""
+    try:
+        with torch.device("meta"):
+            return model_class._from_config(copy.deepcopy(config))
+    except Exception as error:  # KeyError, AssertionError, ImportError, ...: each family checks in its own way
+        raise CheckpointError(f"{what} is refused by transformers: {_reason(error)}") from error
+
+
+def _check_n_values(what: str, skeleton: nn.Module, stored: int) -> None:
     asked = sum(parameter.numel() for parameter in skeleton.parameters())
-    if asked > _FAR_MORE * max(files.n_values, 1):
-        raise CheckpointError(f"config.json in {folder} asks for {asked} values, its files hold {files.n_values}")
+    if asked > _FAR_MORE * max(stored, 1):
+        raise CheckpointError(f"{what} asks for {asked} values, the weights hold {stored}")
 
 
 def _check_n_blocks(place: Path, n_blocks: object, n_tensors: int) -> None:
@@ -277,6 +286,9 @@ def gguf_config(file: GgufFile) -> Any:
         raise CheckpointError(
             f"{file.path}: tensor 'token_embd.weight' has shape {embedding.shape}, the header asks for width {width}"
         )
+    stored = sum(_size(tensor.shape) for tensor in file.tensors.values())
+    what = f"the header of {file.path}"
+    _check_n_values(what, _skeleton(what, config, language_model_class(config)), stored)
     return config
 
 

@@ -26,6 +26,7 @@ from probes.families import effective_gain
 from probes.layout import Objective, ResidualLayout
 from probes.model import Transformer
 from probes.saving import save_model
+from probes.streaming.model import open_streamed
 from tests.probes._gguf import gguf_model, write_gguf
 from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, WIDTH, tiny_ids, tiny_model
 
@@ -709,6 +710,25 @@ def test_a_bad_gguf_file_is_refused_by_name(tmp_path, damage, message):
     damage(path)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("block_count", r"asks for 1000000000 blocks, the weights are \d+ tensors"),
+        ("embedding_length", r"'token_embd\.weight' has shape .*, the header asks for width 1000000000"),
+        ("feed_forward_length", r"header of .* asks for \d+ values, the weights hold \d+"),
+    ],
+)
+@pytest.mark.parametrize("read", [load_checkpoint, open_streamed])
+def test_an_absurd_size_in_a_gguf_header_is_refused(tmp_path, read, key, message):
+    path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama")
+    content = bytearray(path.read_bytes())
+    name = f"llama.{key}".encode()
+    struct.pack_into("<I", content, content.index(name) + len(name) + 4, 10**9)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        read(path)
 
 
 def replace_in(path: Path, old: bytes, new: bytes) -> None:
