@@ -7,7 +7,9 @@ wall time is compared with the larger of two limits measured in the same run, ri
 - reading: every shard read once with plain reads into one buffer, times the number of reads the probe needs;
 - arithmetic: one block of the same shape with its weights in memory, times what the probe computes.
 
-Both are limits for work done alone, while the probe does both at once and writes its state besides.
+Both are limits for work done alone, while the probe does both at once and writes its state besides. Exit code 1: a checkpoint
+of 8 GB or more was probed at less than 70 % of the limit or with 3 GB of anonymous memory, or a block costs more than 1.5 times
+as much in a model of 512 blocks as in one of 8.
 
     python benchmarks/streaming.py -o benchmarks/results/streaming.json
     python benchmarks/streaming.py --width 2048 --ffn 5632 --blocks 12   # 1 GB, in a minute
@@ -37,6 +39,8 @@ from safetensors.torch import save_file
 _BUFFER = 8 << 20
 _STD = 0.02
 _SEED = 20260130
+_LARGE = 8e9  # bytes of a checkpoint for which the limits hold
+_LEAST_SHARE, _MOST_ANONYMOUS, _MOST_GROWTH = 0.70, 3e9, 1.5
 _SCALING_BLOCKS = (8, 32, 128, 512)
 _SPANS = 8
 
@@ -271,6 +275,23 @@ def scaling(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def passed_limits(record: dict[str, Any]) -> list[str]:
+    """What is over its limit, in words."""
+    passed = []
+    probes = record.get("probes", {})
+    for name in ("gradients", "removal"):
+        if probes.get("checkpoint_bytes", 0) >= _LARGE:
+            run = probes[name]
+            if run["share_of_limit_wall"] < _LEAST_SHARE:
+                passed.append(f"{name}: {run['share_of_limit_wall']:.0%} of the limit is less than {_LEAST_SHARE:.0%}")
+            if run["peak_anonymous"] >= _MOST_ANONYMOUS:
+                passed.append(f"{name}: {run['peak_anonymous'] / 1e9:.2f} GB of anonymous memory")
+        costs = [row[name]["cpu_ms_per_block"] for row in record.get("scaling", [])]
+        if costs and costs[-1] > _MOST_GROWTH * costs[0]:
+            passed.append(f"{name}: a block costs {costs[-1] / costs[0]:.2f} times as much in the deepest model")
+    return passed
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -310,8 +331,11 @@ def main() -> None:
             record["probes"] = compare(args, large)
         if not args.no_scaling:
             record["scaling"] = scaling(args, folder)
+        record["passed_limits"] = passed_limits(record)
         if args.output is not None:
             write_json(args.output, record)
+        if record["passed_limits"]:
+            raise SystemExit("; ".join(record["passed_limits"]))
     finally:
         shutil.rmtree(folder)
 
