@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 
 import numpy as np
@@ -19,3 +20,10 @@ def _fixed_seeds() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(SEED)
+
+
+def pytest_configure() -> None:
+    """Signals as in a foreground shell: a runner in the background ignores Ctrl-C and hang-ups, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
