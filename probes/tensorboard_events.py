@@ -45,8 +45,8 @@ def event_rows(path: Path, choose: Callable[[Iterable[str]], Mapping[str, str]])
         )
     except ImportError as error:
         raise TensorBoardError(
-            f"reading '{path}' needs the package tensorboard, which is not installed: pip install tensorboard; "
-            "or export the scalars as CSV"
+            f"reading '{path}' needs the package tensorboard, which is not installed: pip install 'keel-dynamics[logs]', or "
+            "pip install tensorboard; or export the scalars as CSV"
         ) from error
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]

@@ -130,7 +130,10 @@ def _datasets() -> Any:
     try:
         return import_module("datasets")
     except ImportError as error:
-        raise TextError("data sets need the package 'datasets': pip install datasets; text files work without it") from error
+        raise TextError(
+            "data sets need the package 'datasets': pip install 'keel-dynamics[data]', or pip install datasets; text files "
+            "work without it"
+        ) from error
 
 
 def _load_from_disk(path: Path) -> Any:

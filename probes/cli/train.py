@@ -115,7 +115,9 @@ def _events(folder: Path, *, enabled: bool) -> Iterator[Callable[[StepRecord], N
     try:
         module = import_module("torch.utils.tensorboard")
     except ImportError as error:
-        raise KeelError("--tensorboard needs the package 'tensorboard': pip install tensorboard") from error
+        raise KeelError(
+            "--tensorboard needs the package 'tensorboard': pip install 'keel-dynamics[logs]', or pip install tensorboard"
+        ) from error
     writer: Any = module.SummaryWriter(str(folder / "tensorboard"), purge_step=0)
 
     def write(record: StepRecord) -> None:

@@ -230,5 +230,5 @@ def test_event_files_need_their_package(tmp_path, monkeypatch):
     path = tmp_path / "events.out.tfevents.1.host"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(TensorBoardError, match=r"needs the package tensorboard, .*: pip install tensorboard"):
+    with pytest.raises(TensorBoardError, match=r"needs the package tensorboard, .*: pip install 'keel-dynamics\[logs\]'"):
         read_loss_log(path)

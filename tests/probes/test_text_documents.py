@@ -53,7 +53,7 @@ def test_a_folder_without_text_is_refused(tmp_path) -> None:
 
 def test_data_sets_without_the_library_say_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TextError, match="pip install datasets"):
+    with pytest.raises(TextError, match=r"pip install 'keel-dynamics\[data\]', or pip install datasets"):
         read_documents(["hub:some/name"], max_bytes=1000)
 
 

@@ -153,4 +153,44 @@ def test_tensorboard_that_is_not_there_is_named(text, tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, "--tensorboard", "-o", tmp_path / "run")
     assert code == 2
-    assert "pip install tensorboard" in err
+    assert "pip install 'keel-dynamics[logs]', or pip install tensorboard" in err
+
+
+def test_events_of_an_interrupted_run_read_back_as_its_log(text, tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("tensorboard")
+    from probes.loss_logs import read_loss_log
+    from probes.training import Trainer
+
+    advance, folder = Trainer.advance, tmp_path / "run"
+
+    def interrupted(self):
+        if self.step == 24:
+            signal.raise_signal(signal.SIGINT)
+        return advance(self)
+
+    arguments = ("train", *QUICK, "--schedule", "ramp", "--text", text, "--tensorboard", "-o", folder)
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    assert run(monkeypatch, capsys, *arguments)[0] == 130
+    monkeypatch.setattr(Trainer, "advance", advance)
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    events, log = read_loss_log(folder / "tensorboard"), read_loss_log(folder)
+    assert len(list((folder / "tensorboard").iterdir())) == 2  # one of each process
+    assert events.steps.tolist() == log.steps.tolist() == list(range(1, 61))
+    assert events.losses == pytest.approx(log.losses, rel=1e-6)  # events are float32
+    assert events.learning_rates == pytest.approx(log.learning_rates, rel=1e-6)
+    assert events.grad_norms == pytest.approx(log.grad_norms, rel=1e-6)
+
+
+@pytest.mark.parametrize("splits", [None, ("train", "test")])
+def test_a_data_set_on_this_disk_is_a_text(splits, tmp_path, monkeypatch, capsys) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"content": [f"Document {i} says {i * i % 97}.\n" * 5 for i in range(60)]})
+    saved = rows if splits is None else datasets.DatasetDict(dict.fromkeys(splits, rows))
+    saved.save_to_disk(str(tmp_path / "set"))
+    folder = tmp_path / "run"
+    arguments = ("train", *QUICK, "--text", tmp_path / "set", "--column", "content", "-o", folder, "--json")
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    corpus = json.loads(out)["corpus"]
+    assert (corpus["n_documents"], corpus["column"]) == (60, "content")
