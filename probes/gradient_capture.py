@@ -6,6 +6,11 @@ norm is known, so that all gradients never exist together.
 The **shortcut-only** gradient is the product of the shortcut Jacobians alone, every branch held constant: the quantity that
 the paper's argument (Eqs. 13-19) multiplies over depth. It starts at the last sub-layer's output with the full gradient and
 is carried down while the backward pass goes by.
+
+**Activation checkpointing.** What a block computes again on the way back is read once. With ``use_reentrant=True`` the forward
+pass inside the block has no graph: the stream is read there all the same, and its gradient during the recomputation. Such
+a backward pass may also give a shared parameter's gradient in several pieces, whose norms do not add; then everything is
+computed again with all gradients kept to the end.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ class Capture:
         narrowest_stream: dtype of the stream where it is narrowest.
         n_stream_entries: number of entries of the stream.
         idle_experts: parameter name -> which experts (True) received an exactly zero gradient, shape (E,).
+        without_graph: boundary indices at which the stream was never seen in a graph, so that its gradient is not known.
     """
 
     loss: Tensor = field(default_factory=lambda: torch.tensor(math.nan))
@@ -58,6 +64,7 @@ class Capture:
     narrowest_stream: torch.dtype = torch.float64
     n_stream_entries: int = 1
     idle_experts: dict[str, Tensor] = field(default_factory=dict)
+    without_graph: set[int] = field(default_factory=set)
 
 
 def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capture:
@@ -71,9 +78,15 @@ def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capt
     Returns:
         The readings. All hooks are gone and all gradients released, also after an exception.
     """
+    result, in_pieces = _capture(model, layout, batch, keep=False)
+    return _capture(model, layout, batch, keep=True)[0] if in_pieces else result
+
+
+def _capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch, *, keep: bool) -> tuple[Capture, bool]:
+    """The readings, and whether a parameter's gradient came in pieces, so that its norm is wrong unless gradients are kept."""
     result = Capture()
     stream = StreamReader(layout, result, len(batch.inputs))
-    parameters = _ParameterReader(model, layout, result)
+    parameters = _ParameterReader(model, layout, result, keep=keep)
     try:
         with ExitStack() as stack:
             stack.enter_context(parameters.reading())
@@ -85,12 +98,13 @@ def capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> Capt
                 head = _head_gradient(layout, hidden_BTD, batch, parameters.shared_rows(batch.inputs))
                 parameters.take_head(head)
                 result.loss = head.loss
-                hidden_BTD.backward(scatter_predicted(head.hidden, hidden_BTD, batch))  # type: ignore[no-untyped-call]
+                with tapped(model, stream.recomputation_taps()):
+                    hidden_BTD.backward(scatter_predicted(head.hidden, hidden_BTD, batch))  # type: ignore[no-untyped-call]
             parameters.take_rest()
     finally:
         for parameter in model.parameters():
             parameter.grad = None
-    return result
+    return result, parameters.in_pieces
 
 
 def _head_gradient(layout: ResidualLayout, hidden_BTD: Tensor, batch: TokenBatch, shared_rows: Tensor | None) -> HeadGradient:
@@ -180,16 +194,28 @@ class StreamReader:
                 readers.setdefault(sublayer.branch, []).append(partial(self._read_branch, j))
         return {tap: partial(_call_all, functions) for tap, functions in readers.items()}
 
+    def recomputation_taps(self) -> dict[Tap, Callable[[Tensor], None]]:
+        """What is to be called during the backward pass, where it computes again what had no graph in the forward pass."""
+        readers: dict[Tap, list[Callable[[Tensor], None]]] = {}
+        for i in sorted(self.result.without_graph):
+            readers.setdefault(self.layout.boundaries[i].tap, []).append(partial(self._await_gradient, i))
+        return {tap: partial(_call_all, functions) for tap, functions in readers.items()}
+
     def _read_stream(self, index: int, stream_BTD: Tensor) -> None:
         self.result.stream_rms[index] = _rms(stream_BTD)
         self.result.narrowest_stream = min(self.result.narrowest_stream, stream_BTD.dtype, key=lambda dtype: dtype.itemsize)
         self.result.token_cosine[index] = _token_cosine(stream_BTD, self.n_sequences)
         self.hold(index, stream_BTD)
-        if not stream_BTD.requires_grad:
-            if index > 0:
-                return
+        self.result.without_graph.add(index)
+        self._await_gradient(index, stream_BTD)
+
+    def _await_gradient(self, index: int, stream_BTD: Tensor) -> None:
+        """Read the gradient when it comes, if the tensor is part of a graph and no other one of this boundary was."""
+        if index == 0 and torch.is_grad_enabled() and not stream_BTD.requires_grad:
             stream_BTD.requires_grad_()  # every parameter below is frozen
-        stream_BTD.register_hook(partial(self._read_gradient, index))  # type: ignore[no-untyped-call]
+        if stream_BTD.requires_grad and index in self.result.without_graph:
+            self.result.without_graph.remove(index)
+            stream_BTD.register_hook(partial(self._read_gradient, index))  # type: ignore[no-untyped-call]
 
     def hold(self, index: int, stream_BTD: Tensor) -> None:
         """Keep the stream at a boundary for the shortcut Jacobian that starts there, unless that is done already."""
@@ -197,9 +223,14 @@ class StreamReader:
             self.held_stream[index] = stream_BTD.detach()
 
     def descend(self, index: int) -> None:
-        """Carry the shortcut-only gradient down to a boundary whose own gradient is read later, if it is not there yet."""
-        if index < self.top and index not in self.result.shortcut_grad and self.shortcut is not None:
-            self._descend(index)
+        """Carry the shortcut-only gradient down to a boundary, if it is not there yet, through all that lie between."""
+        way = []
+        while index < self.top and index not in self.result.shortcut_grad and self.shortcut is not None:
+            way.append(index)
+            index = self.below[index][1].boundary_out
+        for place in reversed(way):
+            if self.shortcut is not None:
+                self._descend(place)
 
     def _read_branch(self, index: int, branch_BTD: Tensor) -> None:
         self.result.branch_rms[index] = _rms(branch_BTD)
@@ -241,10 +272,12 @@ def _call_all(functions: list[Callable[[Tensor], None]], tensor: Tensor) -> None
 
 
 class _ParameterReader:
-    """Takes the norm of each parameter's gradient when it is complete, and releases the gradient."""
+    """Takes the norm of each parameter's gradient when it is complete, and releases the gradient; or keeps all to the end."""
 
-    def __init__(self, model: nn.Module, layout: ResidualLayout, result: Capture) -> None:
-        self.model, self.layout, self.result = model, layout, result
+    def __init__(self, model: nn.Module, layout: ResidualLayout, result: Capture, *, keep: bool) -> None:
+        self.model, self.layout, self.result, self.keep = model, layout, result, keep
+        self.taken: set[nn.Parameter] = set()
+        self.in_pieces = False
         names = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
         self.experts = {names[name]: name for s in layout.sublayers for name in s.expert_parameters if name in names}
         self.head_parameters = {p for name in layout.head.modules for p in model.get_submodule(name).parameters()}
@@ -262,7 +295,7 @@ class _ParameterReader:
 
     def _waits(self, parameter: nn.Parameter) -> bool:
         """Whether its gradient comes in several pieces (a head that runs chunk by chunk) and is read at the end."""
-        return self.layout.head.linear is None and parameter in self.head_parameters
+        return self.keep or (self.layout.head.linear is None and parameter in self.head_parameters)
 
     def shared_rows(self, inputs_BT: Tensor) -> Tensor | None:
         """Rows of the head's weight to which the embedding's lookups add a gradient: those of the input ids, if tied."""
@@ -282,6 +315,11 @@ class _ParameterReader:
         gradient = parameter.grad
         if gradient is None:
             return
+        if parameter in self.taken:
+            self.in_pieces = True
+            parameter.grad = None
+            return
+        self.taken.add(parameter)
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
         earlier = self.result.parameter_grad.get(parameter)  # the head's share of a tied weight
         if earlier is not None and self.head is not None and self.head.rows is not None and self.rows is not None:

@@ -36,6 +36,8 @@ __all__ = ["as_batch", "measure_gradient_norms", "summarise"]
 _NARROW_STREAM_SCALE = 64.0
 """Shortcut scale from which a stream of 8 bits loses a third of the coordinates of a typical branch."""
 
+_FEW = 3  # names in a warning
+
 
 def measure_gradient_norms(
     model: nn.Module,
@@ -324,6 +326,20 @@ class _Summary:
         return dict(sorted(idle.items()))
 
     def _warnings(self) -> tuple[str, ...]:
+        return (*self._without_graph(), *self._narrow_stream())
+
+    def _without_graph(self) -> tuple[str, ...]:
+        lost = sorted(set().union(*(capture.without_graph for capture in self.captures)))
+        if not lost:
+            return ()
+        names = ", ".join(self.layout.boundaries[i].name for i in lost[:_FEW]) + (", ..." if len(lost) > _FEW else "")
+        return (
+            f"the stream gradient at {len(lost)} of {len(self.layout.boundaries)} boundaries ({names}) is not known: the model "
+            "computes them without a graph (torch.no_grad, or a recomputation of its own that calls no module); "
+            "torch.utils.checkpoint with use_reentrant=False keeps the graph",
+        )
+
+    def _narrow_stream(self) -> tuple[str, ...]:
         dtype = self.captures[0].narrowest_stream
         scale = max(sublayer.shortcut_scale for sublayer in self.layout.sublayers)
         if dtype.itemsize >= torch.float32.itemsize or scale < _NARROW_STREAM_SCALE:
