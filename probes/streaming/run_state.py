@@ -1,8 +1,9 @@
 """What a long run leaves on disk, so that the same command goes on where it was stopped, with the same numbers.
 
 A folder named by a hash of everything that decides the result holds one line of results per finished step, the tensors that
-the next step needs, and the residual streams in files mapped into memory. A step counts once the tensors after it are in
-place: a run killed at any moment repeats at most one step.
+the next step needs (safetensors, with everything else as JSON in the file's own header), and the residual streams in files
+mapped into memory. A step counts once the tensors after it are in place: a run killed at any moment repeats at most one step.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from probes.errors import OutputError
 
 __all__ = ["MappedStreams", "RunState", "open_run_state"]
 
-_RECORDS, _TENSORS, _DESCRIPTION, _LOCK = "steps.jsonl", "tensors.pt", "run.json", "lock"
+_RECORDS, _TENSORS, _DESCRIPTION, _LOCK = "steps.jsonl", "tensors.safetensors", "run.json", "lock"
+_FACTS, _HEADER_LENGTH = "facts", 8
 _KEY_LENGTH = 16
 _GB = 1e9
 
@@ -106,7 +110,7 @@ class RunState:
 
         Args:
             record: its results, as JSON has them.
-            tensors: what the next step needs: tensors, numbers, text, and lists and dictionaries of them.
+            tensors: what the next step needs: tensors, numbers, text, None, and lists and dictionaries of them.
 
         Raises:
             OutputError: if it cannot be written; the steps before it stay as they are.
@@ -116,9 +120,9 @@ class RunState:
         try:
             with (self.folder / _RECORDS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(record) + "\n")
-            torch.save({"n_steps": self.n_steps + 1, "tensors": handed_on}, temporary)
+            _write_tensors(temporary, self.n_steps + 1, handed_on)
             temporary.replace(self.folder / _TENSORS)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise OutputError(
                 f"cannot write the state of the run into '{self.folder}': {reason}; the {self.n_steps} steps done so far are "
@@ -137,16 +141,56 @@ class RunState:
             (self.folder / _RECORDS).unlink(missing_ok=True)
             return
         try:
-            kept = torch.load(path, weights_only=True)
-            lines = (self.folder / _RECORDS).read_text(encoding="utf-8").splitlines()[: kept["n_steps"]]
+            n_steps, self.tensors = _read_tensors(path)
+            lines = (self.folder / _RECORDS).read_text(encoding="utf-8").splitlines()[:n_steps]
             self.records = [json.loads(line) for line in lines]
-        except Exception as error:  # whatever a damaged file raises: torch, zip, JSON, the operating system
+            if len(lines) < n_steps:
+                raise ValueError(f"{_RECORDS} holds {len(lines)} of {n_steps} finished steps")
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
             raise OutputError(
                 f"the state of an earlier run in '{self.folder}' cannot be read ({error}); delete that folder to start anew"
             ) from error
-        self.tensors = kept["tensors"]
         whole = "".join(f"{line}\n" for line in lines)  # a line that was begun, or belongs to a step not handed on, goes
         (self.folder / _RECORDS).write_text(whole, encoding="utf-8")
+
+
+def _write_tensors(path: Path, n_steps: int, values: Mapping[str, Any]) -> None:
+    """One file for everything, so that one rename replaces all of it at once."""
+    tensors: dict[str, Tensor] = {}
+    facts = {"n_steps": n_steps, "values": _taken_apart(values, tensors)}
+    save_file(tensors, path, metadata={_FACTS: json.dumps(facts)})
+
+
+def _read_tensors(path: Path) -> tuple[int, dict[str, Any]]:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:_HEADER_LENGTH], "little")
+    tensors = load(content)  # first: it checks the header
+    facts = json.loads(json.loads(content[_HEADER_LENGTH : _HEADER_LENGTH + length])["__metadata__"][_FACTS])
+    values = _put_together(facts["values"], tensors)
+    return int(facts["n_steps"]), dict(values)
+
+
+def _taken_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON has it: tensors go into the table, and their names into the value."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)  # a file of tensors holds no views
+        return {"tensor": name}
+    if isinstance(value, Mapping):  # as pairs, since JSON turns the number 4 as a key into text
+        return {"pairs": [[key, _taken_apart(inner, tensors)] for key, inner in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_taken_apart(inner, tensors) for inner in value]
+    return value
+
+
+def _put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_put_together(inner, tensors) for inner in value]
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return {key: _put_together(inner, tensors) for key, inner in value["pairs"]}
+    return value
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from probes.errors import OutputError
 from probes.streaming.gradients import measure_streamed_gradient_norms
@@ -52,11 +55,76 @@ def test_a_step_whose_tensors_are_not_in_place_does_not_count(folder: Path) -> N
     assert RunState(folder).records == [{"a": 1}, {"a": 3}]
 
 
-def test_a_damaged_state_is_refused_with_what_to_do(folder: Path) -> None:
+def _without_facts(folder: Path) -> None:
+    save_file({"x": torch.ones(1)}, folder / "tensors.safetensors")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "not a file of tensors": (lambda folder: (folder / "tensors.safetensors").write_bytes(b"broken"), ".*eader"),
+    "cut short": (lambda folder: os.truncate(folder / "tensors.safetensors", 40), ".*eader"),
+    "another program's": (_without_facts, "'__metadata__'"),
+    "lines are missing": (lambda folder: (folder / "steps.jsonl").write_text(""), "steps.jsonl holds 0 of 1 finished"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_refused_with_what_to_do(damage: Callable[[Path], object], reason: str, folder: Path) -> None:
     RunState(folder).finish_step({})
-    (folder / "tensors.pt").write_bytes(b"broken")
-    with pytest.raises(OutputError, match="delete that folder to start anew"):
+    damage(folder)
+    with pytest.raises(OutputError, match=rf"cannot be read \({reason}.*delete that folder to start anew"):
         RunState(folder)
+
+
+class _Bomb:
+    """Unpickling it would write a file."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.write_text, (self.witness, "boom"))
+
+
+def test_a_pickle_in_place_of_the_state_is_never_opened(folder: Path) -> None:
+    RunState(folder).finish_step({})
+    witness = folder / "witness"
+    (folder / "tensors.safetensors").write_bytes(pickle.dumps(_Bomb(witness)))
+    with pytest.raises(OutputError, match="cannot be read"):
+        RunState(folder)
+    assert not witness.exists()
+
+
+VALUES = {
+    "nested": {"rows": [{"weight": torch.randn(3, 2)}, {}], "held": {4: torch.ones(2), -1: None}},
+    "numbers": {"a": 1, "b": -0.1, "c": float("inf"), "d": True, "e": "text"},
+    "dtypes": {str(d): torch.ones(2, dtype=d) for d in (torch.bool, torch.int64, torch.bfloat16, torch.float16, torch.float64)},
+    "views": {"row": torch.arange(6.0).view(2, 3)[1], "column": torch.arange(6.0).view(2, 3).T, "scalar": torch.tensor(2.5)},
+    "empty": {"none": torch.empty(0, 3)},
+    "nan": {"x": torch.tensor([float("nan"), -0.0, 1e-45])},
+}
+
+
+def _bits(value: object) -> object:
+    """Something to compare two values by, tensors bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).tolist()
+    if isinstance(value, dict):
+        return {key: _bits(inner) for key, inner in value.items()}
+    return [_bits(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_what_is_handed_on_comes_back_bit_for_bit(values: dict[str, object], folder: Path) -> None:
+    RunState(folder).finish_step({}, values)
+    assert _bits(RunState(folder).tensors) == _bits(values)
+
+
+def test_the_same_memory_twice_becomes_two_tensors(folder: Path) -> None:
+    shared = torch.arange(3)
+    RunState(folder).finish_step({}, {"a": shared, "b": [shared, shared[1:]]})
+    again = RunState(folder).tensors
+    again["a"][0] = 9
+    assert (again["b"][0].tolist(), again["b"][1].tolist()) == ([0, 1, 2], [1, 2])
 
 
 def test_streams_stay_in_their_file(folder: Path) -> None:
@@ -65,18 +133,20 @@ def test_streams_stay_in_their_file(folder: Path) -> None:
     assert torch.equal(RunState(folder).streams("inputs", shapes, 4, torch.float32)[1][3], torch.full((2, 2, 3), 7.0))
 
 
-def test_a_full_disk_loses_no_finished_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_finished_step(folder: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     state = RunState(folder)
-    state.finish_step({"a": 1})
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full)
-        with pytest.raises(OutputError, match="No space left on device; the 1 steps done so far are kept there"):
-            state.finish_step({"a": 2})
-    assert RunState(folder).records == [{"a": 1}]
+    state.finish_step({"a": 1}, {"x": torch.ones(3)})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OutputError, match=r"cannot write the state.*the 1 steps done so far are kept there"):
+            state.finish_step({"a": 2}, {"x": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = RunState(folder)
+    assert again.records == [{"a": 1}]
+    assert torch.equal(again.tensors["x"], torch.ones(3))
 
 
 def test_the_state_is_removed_after_a_run_that_ends_well_and_kept_otherwise(tmp_path: Path) -> None:
