@@ -1,0 +1,96 @@
+"""What figures 6 and 7 share: the cost of each block as a frame, and its drawing on the paper's log axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from probes.removal_result import LayerRemoval
+
+__all__ = ["PAPER_FIRST_LAYERS", "draw_costs", "place_of_first_layers", "removal_frame", "trend_past_first"]
+
+PAPER_FIRST_LAYERS = 1e4
+"""Perplexity that the paper says removing a first layer exceeds (appendix A)."""
+_FIRST_SHARE = 0.1
+
+
+def removal_frame(result: LayerRemoval, **columns: Any) -> pd.DataFrame:
+    """The exact costs of every unit and the full model's own values.
+
+    Args:
+        result: of the probe.
+        columns: further ones, the same in every row.
+
+    Returns:
+        Rows of ``LayerRemoval.to_frame()`` of the model and its units, with n_predictions, samples, device, dtype.
+    """
+    frame = result.to_frame()
+    wanted = frame[frame["metric"].isin(["perplexity", "loss", "delta_perplexity", "delta_loss"]) & (frame["kind"] != "joint")]
+    return wanted.assign(
+        n_predictions=result.n_predictions, samples=result.samples, device=result.device, dtype=result.dtype, **columns
+    ).reset_index(drop=True)
+
+
+def place_of_first_layers(n_units: int) -> int:
+    """How many units count as the first ones: a tenth, at least one.
+
+    Example:
+        >>> place_of_first_layers(32)
+        3
+    """
+    return max(1, round(_FIRST_SHARE * n_units))
+
+
+def trend_past_first(costs: Sequence[float]) -> float:
+    """Spearman's rank correlation of cost and depth past the first tenth; NaN where costs are not finite.
+
+    Args:
+        costs: of every unit, first to last.
+
+    Example:
+        >>> trend_past_first([9.0, 1.0, 2.0, 3.0])
+        1.0
+    """
+    rest = np.asarray(costs, float)[place_of_first_layers(len(costs)) :]
+    return round(float(spearmanr(np.arange(len(rest)), rest).statistic), 12)
+
+
+def draw_costs(axes: Axes, rows: pd.DataFrame, *, color: str, marker: str, bars: bool = True, label: str = "") -> None:
+    """Costs over depth on a log axis; what is not above zero has no place there and stands hollow on the lower edge.
+
+    Args:
+        axes: with a log axis.
+        rows: delta_perplexity of one model's units.
+        color: of line and markers.
+        marker: of each unit.
+        bars: whether to draw the bootstrap intervals.
+        label: for a legend.
+    """
+    x, value = rows["start"].to_numpy(float), rows["value"].to_numpy(float)
+    shown = np.where(np.isfinite(value) & (value > 0), value, np.nan)
+    width = 1.1 if bars else 0.5
+    axes.plot(x, shown, color=color, linewidth=width, marker=marker, ms=2.6 if bars else 0, mew=0, label=label or None)
+    if not bars:
+        return
+    low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
+    axes.vlines(x, np.maximum(low, 1e-12), high, color=color, linewidth=0.8, alpha=0.6)
+    gone = np.isfinite(value) & (value <= 0)
+    axes.plot(
+        x[gone],
+        np.full(gone.sum(), 0.015),
+        marker,
+        mfc="white",
+        mec=color,
+        ms=3.2,
+        mew=0.7,
+        transform=axes.get_xaxis_transform(),
+        clip_on=False,
+        zorder=5,
+    )

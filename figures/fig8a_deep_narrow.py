@@ -1,0 +1,209 @@
+# %%
+r"""Shallow and wide against deep and narrow, with equally many weights in the blocks: the paper's Figure 8a.
+
+The paper draws the training loss of Pre-LN, 128 sub-layers of width 2048 against 512 of width 1024, and prints no loss. Its
+Table 5 has the scores: deep and narrow is hardly better with Pre-LN (52.3 against 52.2), while Keel, deep and narrow, is better
+than both (55.5). So Keel is trained in both shapes too. Four times the depth at half the width keeps the weights of the blocks;
+the learning rate of all is the paper's 6e-3 times the factor of ``figures/_training_runs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from figures._curves import ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._findings import decide, in_runs, spread_over_seeds
+from figures._style import label_line_ends, paper_style, scheme_style
+from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
+from keel_theory.schemes import get_scheme
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["NAME", "SETTINGS", "compute", "draw", "finding", "main"]
+
+NAME = "fig8a_deep_narrow"
+_WIDE_DASH = (0, (3.0, 1.5))
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smoke": {
+            "sweep": {
+                "schemes": ["pre_ln", "keel"],
+                "seeds": [0],
+                "peaks": [scaled_lr(6e-3)],
+                "training": {
+                    "schedule": "cosine",
+                    "steps": 40,
+                    "warmup": 4,
+                    "batch_size": 2,
+                    "seq_len": 32,
+                    "validation_tokens": 1024,
+                },
+                "corpus": {"max_bytes": 200_000},
+                "grid": [{"blocks": [1], "widths": [32]}, {"blocks": [4], "widths": [16]}],
+            },
+        },
+        "cpu": {
+            "sweep": {
+                "schemes": ["pre_ln", "keel"],
+                "seeds": [0, 1],
+                "peaks": [scaled_lr(6e-3)],
+                "training": {
+                    "schedule": "cosine",
+                    "steps": 600,
+                    "warmup": 60,
+                    "batch_size": 4,
+                    "seq_len": 64,
+                    "validation_tokens": 32_768,
+                },
+                "grid": [{"blocks": [8], "widths": [128]}, {"blocks": [32], "widths": [64]}],
+            },
+        },
+        "gpu": {
+            "device": "cuda",
+            "sweep": {
+                "schemes": ["pre_ln", "keel"],
+                "seeds": [0, 1, 2],
+                "peaks": [6e-3],
+                "training": {
+                    "schedule": "cosine",
+                    "steps": 2000,
+                    "warmup": 200,
+                    "batch_size": 32,
+                    "seq_len": 256,
+                    "validation_tokens": 262_144,
+                    "activation_checkpointing": True,
+                },
+                "grid": [
+                    {
+                        "blocks": [64],
+                        "widths": [1024],
+                        "model": {"n_heads": 16, "n_kv_heads": 8, "compute_dtype": "bfloat16"},
+                    },
+                    {
+                        "blocks": [256],
+                        "widths": [512],
+                        "model": {"n_heads": 8, "n_kv_heads": 4, "compute_dtype": "bfloat16"},
+                    },
+                ],
+            },
+        },
+    }
+)
+"""The GPU preset (128 sub-layers of width 1024 against 512 of 512, one GPU of 80 GB or more) has never been run."""
+
+
+def compute(*, folder: Path | None = None, sweep: Mapping[str, Any], device: str = "cpu") -> pd.DataFrame:
+    """Train, or read what is trained.
+
+    Args:
+        folder: of the runs.
+        sweep: as in a sweep's TOML file.
+        device: of the runs.
+
+    Returns:
+        As :func:`figures._training_runs.curve_frame`.
+    """
+    with trained(figure_sweep(NAME, sweep, device), folder) as folders:
+        return curve_frame(folders)
+
+
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """Whether depth pays, and with which scheme.
+
+    Args:
+        frame: of :func:`compute`; two depths.
+
+    Returns:
+        Per scheme and shape the validation and the final training loss (nats per token, over seeds) and the number of
+        parameters; what depth gains, loss of the wide minus loss of the deep one, seed by seed; and the verdict: reproduced if
+        in every seed Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with
+        Keel than with Pre-LN; in direction if both are so in the median.
+    """
+    runs = in_runs(frame)
+    shallow, deep = sorted(runs["n_sublayers"].unique())
+    table = runs.pivot_table(index="seed", columns=["scheme", "n_sublayers"], values="validation_loss")
+    gains = {scheme: (table[scheme, shallow] - table[scheme, deep]).to_numpy(float) for scheme in ("pre_ln", "keel")}
+    best_pre_ln = np.minimum(table["pre_ln", shallow], table["pre_ln", deep])
+    lead = (best_pre_ln - table["keel", deep]).to_numpy(float)
+    more = gains["keel"] - gains["pre_ln"]
+    return {
+        "peak_lr": float(runs["peak_lr"].iloc[0]),
+        "shapes": [
+            {
+                "scheme": str(scheme),
+                "n_sublayers": int(rows["n_sublayers"].iloc[0]),
+                "width": int(rows["width"].iloc[0]),
+                "n_parameters": int(rows["n_parameters"].iloc[0]),
+                "validation_loss": spread_over_seeds(rows["validation_loss"].tolist()),
+                "final_loss": spread_over_seeds(rows["final_loss"].tolist()),
+            }
+            for (scheme, _), rows in runs.groupby(["scheme", "n_sublayers"])
+        ],
+        "gain_of_depth": {scheme: spread_over_seeds(gain.tolist()) for scheme, gain in gains.items()},
+        "lead_of_deep_keel_over_pre_ln": spread_over_seeds(lead.tolist()),
+        "verdict": decide(
+            fully=bool((lead > 0).all() and (more > 0).all()),
+            in_direction=bool(np.median(lead) > 0 and np.median(more) > 0),
+        ),
+    }
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Loss against step, deep as full lines, wide as dashes.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        A figure of column width.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    deepest = frame["n_sublayers"].max()
+    window = max(3, int(frame["steps"].iloc[0]) // 30)
+    with paper_style():
+        figure = NewFigure(figsize=(ONE_COLUMN, 3.1), layout="constrained")
+        axes = figure.add_subplot()
+        limit_losses(axes, frame, window)
+        axes.margins(x=0.0)
+        ends, colors = {}, {}
+        for (scheme, depth, width), rows in frame.groupby(["scheme", "n_sublayers", "width"], sort=False):
+            label, color = f"{get_scheme(str(scheme)).label} {depth} × {width}", scheme_style(str(scheme)).color
+            dash = "-" if depth == deepest else _WIDE_DASH
+            ends[label] = draw_seeds(axes, rows, window=window, color=color, dash=dash)
+            colors[label] = color
+        mark_entropy(axes, frame)
+        axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
+        label_line_ends(axes, ends, colors)
+        first = frame.iloc[0]
+        counts = ", ".join(
+            f"{depth} × {rows['width'].iloc[0]}: {rows['n_parameters'].median() / 1e6:.2f} M"
+            for depth, rows in frame.groupby("n_sublayers")
+        )
+        caption(
+            figure,
+            f"{size_words(frame)}. Sub-layers × width, parameters: {counts}. Peak learning rate {first['peak_lr']:g}, "
+            f"{first['warmup']} steps of warm-up, cosine decay; thin: each seed (mean of {window} steps), thick: their median; "
+            "dashed: shallow and wide.",
+        )
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw this figure from the command line."""
+    from figures.pipeline import run_main
+
+    run_main(NAME, arguments)
+
+
+# %%
+if __name__ == "__main__":
+    main()
