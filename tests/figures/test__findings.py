@@ -1,0 +1,79 @@
+"""Rises, verdicts, and gaps between paired runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from figures._findings import decide, final_loss, in_runs, largest_rise, paired_gap, spread_over_seeds
+from tests.figures._frames import learning, run, runs, with_spike
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_is_no_spike(noise: float, seed: int) -> None:
+    assert not largest_rise(learning(1000, 2.2, noise=noise, seed=seed)).is_spike
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_a_rise_is_found_with_its_height_and_place(noise: float) -> None:
+    rise = largest_rise(with_spike(learning(1000, 2.2, noise=noise), at=600, height=1.5))
+    assert rise.is_spike
+    assert rise.height == pytest.approx(1.5, abs=0.05 + 4 * noise)
+    assert 600 <= rise.step_index < 640
+
+
+def test_a_rise_below_a_twentieth_of_what_was_learned_is_none() -> None:
+    calm = learning(1000, 2.2, noise=0.0)
+    assert not largest_rise(with_spike(calm, at=600, height=0.1)).is_spike
+    assert largest_rise(with_spike(calm, at=600, height=0.3)).is_spike
+
+
+def test_a_single_step_is_no_rise() -> None:
+    assert not largest_rise(with_spike(learning(1000, 2.2, noise=0.0), at=600, height=3.0, length=1)).is_spike
+
+
+def test_a_loss_that_is_no_number_is_an_infinite_rise() -> None:
+    losses = learning(100, 2.2)
+    losses[70:] = np.nan
+    rise = largest_rise(losses)
+    assert (rise.height, rise.step_index, rise.is_spike) == (math.inf, 70, True)
+
+
+@pytest.mark.parametrize(
+    ("fully", "in_direction", "verdict"),
+    [
+        (True, True, "reproduced"),
+        (True, False, "reproduced"),
+        (False, True, "reproduced in direction"),
+        (False, False, "not reproduced"),
+    ],
+)
+def test_verdicts(fully: bool, in_direction: bool, verdict: str) -> None:
+    assert decide(fully=fully, in_direction=in_direction) == verdict
+
+
+def test_one_row_per_run() -> None:
+    frame = runs([run(learning(200, 2.0)), run(with_spike(learning(200, 2.5), 100, 1.0), scheme="pre_ln")])
+    table = in_runs(frame).set_index("scheme")
+    assert list(table["is_spike"]) == [False, True]
+    assert table.loc["keel", "final_loss"] == pytest.approx(frame["loss"][190:200].mean())
+
+
+def test_final_loss_of_a_broken_run_is_no_number() -> None:
+    losses = learning(100, 2.0)
+    losses[-1] = np.inf
+    assert math.isnan(final_loss(run(losses)))
+
+
+def test_gaps_pair_runs_of_one_seed() -> None:
+    frame = runs(
+        run(learning(50, 2.0), scheme=s, seed=i, validation_loss=v + i)
+        for s, v in (("keel", 1), ("pre_ln", 1.5))
+        for i in (1, 0)
+    )
+    assert paired_gap(in_runs(frame), "validation_loss") == [0.5, 0.5]
+
+
+def test_spread_counts_seeds() -> None:
+    assert spread_over_seeds([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0, "seeds": 1}

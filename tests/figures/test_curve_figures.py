@@ -1,0 +1,190 @@
+"""Figures 1a, 4, 5, 8a and 8b: the verdict on constructed curves, and what is drawn of them."""
+
+import pandas as pd
+import pytest
+
+from figures import fig1a_stability, fig4_spike, fig5_token_budget, fig8a_deep_narrow, fig8b_small_lr
+from figures._curves import ONE_COLUMN, TWO_COLUMNS
+from tests.figures._frames import assert_printable, learning, run, runs, with_spike
+
+SPIKE, RIPPLE, NONE = 1.5, 0.12, 0.0
+"""Heights, nats: a spike, a rise too small to be one, no rise."""
+
+
+def stability(pre_ln: tuple[float, ...], keel: tuple[float, ...]) -> pd.DataFrame:
+    """Heights of a rise at step 200, per seed."""
+    heights = {"pre_ln": pre_ln, "keel": keel}
+    return runs(
+        run(with_spike(learning(400, 2.3, seed=seed), 200, height), scheme=scheme, seed=seed)
+        for scheme, of_seed in heights.items()
+        for seed, height in enumerate(of_seed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("pre_ln", "keel", "verdict"),
+    [
+        ((SPIKE, SPIKE), (NONE, NONE), "reproduced"),
+        ((SPIKE, NONE, SPIKE), (NONE, NONE, NONE), "reproduced in direction"),
+        ((SPIKE, SPIKE), (0.5, NONE), "reproduced in direction"),
+        ((NONE, NONE), (SPIKE, NONE), "not reproduced"),
+        ((NONE, NONE), (RIPPLE, RIPPLE), "not reproduced"),
+    ],
+)
+def test_stability(pre_ln: tuple[float, ...], keel: tuple[float, ...], verdict: str) -> None:
+    found = fig1a_stability.finding(stability(pre_ln, keel))
+    assert found["verdict"] == verdict
+    assert found["pre_ln"]["seeds_with_a_spike"] == sum(height >= 0.5 for height in pre_ln)
+    assert found["keel"]["largest_rise"]["seeds"] == len(keel)
+
+
+def test_stability_is_judged_at_the_deepest_model() -> None:
+    deep = stability((SPIKE, SPIKE), (NONE, NONE)).assign(n_sublayers=512)
+    shallow = stability((NONE, NONE), (SPIKE, SPIKE))
+    deep["trial"] += "-deep"
+    both = runs([shallow, deep])
+    assert fig1a_stability.finding(both)["verdict"] == "reproduced"
+    assert len(fig1a_stability.draw(both).axes) == 2
+
+
+def test_stability_drawing() -> None:
+    frame = stability((SPIKE, SPIKE, SPIKE), (NONE, NONE, NONE))
+    says = ["Pre-LN", "Keel", "64 sub-layers", "learning rate 0.03", "n = 3 seeds", "cpu", "nats/token", "unigram entropy"]
+    figure = assert_printable(fig1a_stability.draw, frame, width=ONE_COLUMN, says=says)
+    drawn = [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() > 1]
+    assert drawn == ["#333333", "#0077bb"]
+    assert len([line for line in figure.axes[0].lines if line.get_linewidth() == 0.5]) == 6
+
+
+def spikes(heights: dict[tuple[int, float], float]) -> pd.DataFrame:
+    return runs(
+        run(with_spike(learning(300, 2.4, seed=depth), 100, height), scheme="pre_ln", n_sublayers=depth, peak_lr=rate)
+        for (depth, rate), height in heights.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("heights", "verdict"),
+    [
+        ((NONE, SPIKE, NONE, SPIKE), "reproduced"),
+        ((0.5, SPIKE, NONE, SPIKE), "reproduced in direction"),
+        ((NONE, SPIKE, SPIKE, NONE), "not reproduced"),
+        ((SPIKE, NONE, SPIKE, NONE), "not reproduced"),
+    ],
+)
+def test_spike(heights: tuple[float, ...], verdict: str) -> None:
+    keys = [(128, 0.02), (128, 0.03), (256, 0.02), (256, 0.03)]
+    frame = spikes(dict(zip(keys, heights, strict=True)))
+    found = fig4_spike.finding(frame)
+    assert found["verdict"] == verdict
+    assert [(row["n_sublayers"], row["peak_lr"]) for row in found["runs"]] == keys
+
+
+def test_spike_drawing() -> None:
+    frame = spikes({(128, 0.02): NONE, (128, 0.03): SPIKE, (256, 0.02): NONE, (256, 0.03): SPIKE})
+    says = ["Pre-LN, 128 sub-layers", "Pre-LN, 256 sub-layers", "LR 0.02", "LR 0.03", "n = 1 seed each", "cpu"]
+    figure = assert_printable(fig4_spike.draw, frame, width=ONE_COLUMN, says=says)
+    assert len(figure.axes) == 2
+
+
+def budgets(early: float, few: float, many: float) -> pd.DataFrame:
+    """Keel above Pre-LN by ``early`` in the first tenth; below it by ``few`` and ``many`` at the ends of the budgets."""
+    parts = []
+    for steps, lead in ((100, few), (400, many)):
+        for seed in (0, 1):
+            pre_ln = learning(steps, 2.5, seed=seed, noise=0.0)
+            keel = pre_ln.copy() - lead
+            keel[: steps // 10] = pre_ln[: steps // 10] + early
+            parts += [run(pre_ln, scheme="pre_ln", seed=seed, peak_lr=0.01), run(keel, seed=seed, peak_lr=0.02)]
+    curves = runs(parts).assign(role="budget")
+    tuning = curves[(curves["steps"] == 100) & (curves["seed"] == 0)].groupby("trial").tail(1).assign(role="tuning")
+    return runs([curves, tuning])
+
+
+@pytest.mark.parametrize(
+    ("early", "few", "many", "verdict"),
+    [
+        (0.3, 0.05, 0.2, "reproduced"),
+        (-0.3, 0.05, 0.2, "reproduced in direction"),
+        (0.3, -0.1, 0.2, "reproduced in direction"),
+        (0.3, 0.2, 0.05, "not reproduced"),
+        (0.3, -0.3, -0.1, "not reproduced"),
+    ],
+)
+def test_token_budget(early: float, few: float, many: float, verdict: str) -> None:
+    found = fig5_token_budget.finding(budgets(early, few, many))
+    assert found["verdict"] == verdict
+    assert [row["validation_gap_pre_ln_minus_keel"]["median"] for row in found["budgets"]] == pytest.approx([few, many])
+    assert [row["early_gap_pre_ln_minus_keel"]["median"] for row in found["budgets"]] == pytest.approx([-early, -early])
+    assert [row["tokens"] for row in found["budgets"]] == [25_600, 102_400]
+    assert found["peak_lr"] == {"pre_ln": 0.01, "keel": 0.02}
+
+
+def test_token_budget_drawing() -> None:
+    says = ["26 thousand tokens", "102 thousand tokens", "Pre-LN minus Keel", "Pre-LN 0.01, Keel 0.02", "n = 2 seeds", "26 k"]
+    figure = assert_printable(fig5_token_budget.draw, budgets(0.3, 0.05, 0.2), width=TWO_COLUMNS, says=says)
+    markers = [line for line in figure.axes[2].lines if line.get_marker() == "o"]
+    assert [line.get_ydata().tolist() for line in markers] == [pytest.approx([0.05] * 2), pytest.approx([0.2] * 2)]
+
+
+def shapes(losses: dict[tuple[str, int], float], spread: float = 0.0) -> pd.DataFrame:
+    return runs(
+        run(
+            learning(200, loss),
+            scheme=scheme,
+            n_sublayers=depth,
+            width=128 if depth == 16 else 64,
+            seed=seed,
+            validation_loss=loss + (spread if (scheme, depth, seed) == ("keel", 64, 1) else 0.0),
+        )
+        for (scheme, depth), loss in losses.items()
+        for seed in (0, 1, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wide", "deep", "keel_wide", "keel_deep", "spread", "verdict"),
+    [
+        (2.5, 2.5, 2.5, 2.3, 0.0, "reproduced"),
+        (2.5, 2.5, 2.5, 2.3, 0.4, "reproduced in direction"),
+        (2.5, 2.4, 2.45, 2.39, 0.0, "not reproduced"),
+        (2.5, 2.5, 2.9, 2.6, 0.0, "not reproduced"),
+    ],
+)
+def test_deep_narrow(wide: float, deep: float, keel_wide: float, keel_deep: float, spread: float, verdict: str) -> None:
+    losses = {("pre_ln", 16): wide, ("pre_ln", 64): deep, ("keel", 16): keel_wide, ("keel", 64): keel_deep}
+    found = fig8a_deep_narrow.finding(shapes(losses, spread))
+    assert found["verdict"] == verdict
+    assert found["gain_of_depth"]["keel"]["median"] == pytest.approx(keel_wide - keel_deep)
+    assert found["lead_of_deep_keel_over_pre_ln"]["median"] == pytest.approx(min(wide, deep) - keel_deep)
+
+
+def test_deep_narrow_drawing() -> None:
+    losses = {("pre_ln", 16): 2.5, ("pre_ln", 64): 2.4, ("keel", 16): 2.45, ("keel", 64): 2.3}
+    says = ["Keel 64 × 64", "Keel 16 × 128", "Pre-LN 16 × 128", "0.43 M", "n = 3 seeds", "dashed: shallow and wide"]
+    figure = assert_printable(fig8a_deep_narrow.draw, shapes(losses), width=ONE_COLUMN, says=says)
+    dashed = [line for line in figure.axes[0].lines if line.get_linewidth() == 1.4 and line.get_linestyle() == "--"]
+    assert len(dashed) == 2
+
+
+def small_rate(gaps: tuple[float, ...]) -> pd.DataFrame:
+    return runs(
+        run(learning(200, 2.5 - (gap if scheme == "keel" else 0), noise=0.0), scheme=scheme, seed=seed, peak_lr=0.01)
+        for scheme in ("pre_ln", "keel")
+        for seed, gap in enumerate(gaps)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [((0.1, 0.2, 0.1), "reproduced"), ((0.1, -0.1, 0.1), "reproduced in direction"), ((-0.1, -0.1, 0.3), "not reproduced")],
+)
+def test_small_learning_rate(gaps: tuple[float, ...], verdict: str) -> None:
+    found = fig8b_small_lr.finding(small_rate(gaps))
+    assert found["verdict"] == verdict
+    assert found["validation_gap_pre_ln_minus_keel"]["low"] == pytest.approx(min(gaps), abs=0.01)
+
+
+def test_small_learning_rate_drawing() -> None:
+    says = ["Pre-LN", "Keel", "Peak learning rate 0.01", "n = 2 seeds", "Validation loss", "cosine decay"]
+    assert_printable(fig8b_small_lr.draw, small_rate((0.1, 0.2)), width=ONE_COLUMN, says=says)
