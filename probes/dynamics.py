@@ -182,14 +182,18 @@ def write_profile(folder: Path, frame: pd.DataFrame) -> None:
 
 
 def read_profiles(folder: str | Path) -> pd.DataFrame:
-    """All profiles of a run, in the order of the steps; an empty frame where there is none."""
+    """All profiles of a run, in the order of the steps; an empty frame where there is none.
+
+    A run that could not be finished after its profiles were merged may have gone on: single ones are newer than merged ones.
+    """
     import pandas as pd
 
     folder = Path(folder)
-    paths = sorted((folder / _PARTS).glob("step_*.parquet"))
+    frames = [pd.read_parquet(path) for path in sorted((folder / _PARTS).glob("step_*.parquet"))]
     if (folder / _MERGED).exists():
-        paths = [folder / _MERGED]
-    return join_profiles([pd.read_parquet(path) for path in paths])
+        merged, newer = pd.read_parquet(folder / _MERGED), [int(frame["step"].iloc[0]) for frame in frames]
+        frames.insert(0, merged[~merged["step"].isin(newer)])
+    return join_profiles([frame for frame in frames if len(frame)]).sort_values("step", kind="stable", ignore_index=True)
 
 
 def join_profiles(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -230,6 +230,7 @@ class RunFolder:
         try:
             if self._log is not None:
                 os.fsync(self._log.fileno())
+            (self.path / _STATE).parent.mkdir(exist_ok=True)
         except OSError as error:
             raise self._failed(_LOG, error) from error
         log = self.path / _LOG
@@ -238,7 +239,6 @@ class RunFolder:
         def write(path: Path) -> None:
             save_file(state.tensors, path, metadata={_FACTS: json.dumps(facts)})
 
-        (self.path / _STATE).parent.mkdir(exist_ok=True)
         self._replace(self.path / _STATE, write)
 
     def resume(self) -> tuple[SavedState | None, list[StepRecord]]:

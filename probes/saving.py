@@ -53,8 +53,9 @@ def save_model(model: Transformer, folder: str | Path, tokenizer: str = "bytes")
             staged.mkdir()
             _write(model, staged, tokenizer)
             _move(staged, folder)
-    except OSError as error:
-        raise OutputError(f"cannot write a model to {folder}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise OutputError(f"cannot write a model to {folder}: {reason}") from error
 
 
 def _write(model: Transformer, folder: Path, tokenizer: str) -> None:

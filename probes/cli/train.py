@@ -108,26 +108,54 @@ def _events(folder: Path, *, enabled: bool) -> Iterator[Callable[[StepRecord], N
     if not enabled:
         yield lambda record: None
         return
-    from importlib import import_module
-
-    from probes.errors import KeelError
-
+    events = _Events(folder / "tensorboard")
     try:
-        module = import_module("torch.utils.tensorboard")
-    except ImportError as error:
-        raise KeelError(
-            "--tensorboard needs the package 'tensorboard': pip install 'keel-dynamics[logs]', or pip install tensorboard"
-        ) from error
-    writer: Any = module.SummaryWriter(str(folder / "tensorboard"), purge_step=0)
-
-    def write(record: StepRecord) -> None:
-        for name in ("loss", "lr", "grad_norm"):
-            writer.add_scalar(name, getattr(record, name), record.step)
-
-    try:
-        yield write
+        yield events.write
     finally:
-        writer.close()
+        events.close()
+
+
+class _Events:
+    """TensorBoard's writer, which makes the folder only once there is something to write."""
+
+    def __init__(self, folder: Path) -> None:
+        from importlib import import_module
+
+        from probes.errors import KeelError
+
+        self._folder = folder
+        self._writer: Any = None
+        try:
+            self._module: Any = import_module("torch.utils.tensorboard")
+        except ImportError as error:
+            raise KeelError(
+                "--tensorboard needs the package 'tensorboard': pip install 'keel-dynamics[logs]', or pip install tensorboard"
+            ) from error
+
+    def write(self, record: StepRecord) -> None:
+        """Add a step's scalars."""
+        with self._told():
+            if self._writer is None:
+                self._writer = self._module.SummaryWriter(str(self._folder), purge_step=0)
+            for name in ("loss", "lr", "grad_norm"):
+                self._writer.add_scalar(name, getattr(record, name), record.step)
+
+    def close(self) -> None:
+        """Write what waits."""
+        with self._told():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        from probes.errors import OutputError
+
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(
+                f"cannot write TensorBoard events to {self._folder}: {error.strerror or error}; what was saved is unharmed"
+            ) from error
 
 
 def _draw(result: TrainingResult, folder: Path) -> None:
@@ -138,9 +166,15 @@ def _draw(result: TrainingResult, folder: Path) -> None:
     mpl.use("Agg")
     from figures._style import save_figure
     from figures.heat_maps import draw, landmark_rows
+    from probes.errors import OutputError
 
     figure = draw(pd.concat([result.dynamics(), result.to_frame(), landmark_rows(result)], ignore_index=True))
-    save_figure(figure, folder / "heat_maps.png")
+    try:
+        save_figure(figure, folder / "heat_maps.png")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write heat_maps.png in {folder}: {error.strerror or error}; the run is finished, the same command draws it"
+        ) from error
 
 
 def _page(result: TrainingResult) -> str:

@@ -100,6 +100,20 @@ def test_profiles_are_appended_replaced_and_merged(tmp_path) -> None:
     assert len(read_profiles(tmp_path)) == len(frames[0]) + len(frames[1])
 
 
+def test_a_run_that_goes_on_after_its_profiles_were_merged_keeps_all(tmp_path) -> None:
+    for step in (1, 5, 9):
+        write_profile(tmp_path, _frame(step).assign(value=1.0))
+    merge_profiles(tmp_path, last_step=9)
+    for step in (5, 7):
+        write_profile(tmp_path, _frame(step).assign(value=2.0))
+    found = read_profiles(tmp_path)
+    values = found.groupby("step", sort=False)["value"].first()
+    assert list(values.items()) == [(1, 1.0), (5, 2.0), (7, 2.0), (9, 1.0)]
+    merge_profiles(tmp_path, last_step=9)
+    assert read_profiles(tmp_path).equals(found)
+    assert [path.name for path in tmp_path.iterdir()] == ["dynamics.parquet"]
+
+
 def test_without_profiles_the_frame_is_empty_with_its_columns(tmp_path) -> None:
     merge_profiles(tmp_path, last_step=3)
     assert tuple(read_profiles(tmp_path).columns) == COLUMNS

@@ -182,6 +182,38 @@ def test_events_of_an_interrupted_run_read_back_as_its_log(text, tmp_path, monke
     assert events.grad_norms == pytest.approx(log.grad_norms, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("option", "blocked", "message"),
+    [
+        (("--profiles", 2), "heat_maps.png", "cannot write heat_maps.png in"),
+        (("--tensorboard",), "tensorboard", "cannot write TensorBoard events to"),
+    ],
+)
+def test_what_is_written_besides_the_run_fails_with_one_message(
+    option, blocked, message, text, tmp_path, monkeypatch, capsys
+) -> None:
+    if "--tensorboard" in option:
+        pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if blocked == "tensorboard":
+        (folder / blocked).write_text("a file in the place of the folder")
+    else:
+        (folder / blocked).mkdir()
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, *option, "-o", folder)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_folder_that_is_refused_gets_no_events(text, tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, "--tensorboard", "-o", tmp_path)
+    assert (code, "not a run of this command" in err) == (2, True)
+    assert not (tmp_path / "tensorboard").exists()
+
+
 @pytest.mark.parametrize("splits", [None, ("train", "test")])
 def test_a_data_set_on_this_disk_is_a_text(splits, tmp_path, monkeypatch, capsys) -> None:
     datasets = pytest.importorskip("datasets")
