@@ -35,6 +35,10 @@ def schemes(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", show_default=False)
     ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="Draw the blocks into this .png, .svg or .pdf file, and print nothing.", show_default=False),
+    ] = None,
 ) -> None:
     """List the residual schemes, or show one: equation, source, parameters and the update of every sub-layer.
 
@@ -43,6 +47,7 @@ def schemes(
       keel schemes
       keel schemes keel --sublayers 48
       keel schemes mix_ln --set ratio=0.5 --json -o mix_ln.json
+      keel schemes hybrid_norm --draw hybrid_norm.svg
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from keel_theory.schemes import SCHEMES, get_scheme
     from probes.cli import _tables
@@ -51,10 +56,15 @@ def schemes(
     if name is None:
         if settings:
             raise typer.BadParameter("--set needs a scheme: keel schemes NAME --set name=value")
+        if draw is not None:
+            raise typer.BadParameter("--draw needs a scheme: keel schemes NAME --draw NAME.svg")
         rows = [_summary(scheme) for scheme in SCHEMES.values()]
         emit(_tables.as_json(rows) if json else _listing(rows, wide=_is_terminal(output)), output)
         return
     scheme = get_scheme(name).with_parameters(**parse_settings(settings or []))
+    if draw is not None:
+        _draw(scheme, sublayers, draw)
+        return
     description = _describe(scheme, sublayers)
     emit(_tables.as_json(description) if json else _page(description, wide=_is_terminal(output)), output)
 
@@ -80,6 +90,21 @@ def parse_settings(settings: list[str]) -> dict[str, ParameterValue]:
             raise SchemeError(f"--set gives '{name}' twice: '{values[name]}' and '{value}'")
         values[name] = value
     return values
+
+
+def _draw(scheme: Scheme, n_sublayers: int, output: Path) -> None:
+    from probes.errors import OutputError
+
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise OutputError(f"cannot draw '{output}': the name must end in .png, .svg or .pdf")
+    from figures._style import save_figure
+    from figures.fig2_block_diagram import draw, frame_of
+
+    figure = draw(frame_of(scheme, n_sublayers))
+    try:
+        save_figure(figure, output)
+    except OSError as error:
+        raise OutputError(f"cannot write '{output}': {error.strerror or error}; name a file in an existing folder") from error
 
 
 def _is_terminal(output: Path | None) -> bool:
