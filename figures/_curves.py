@@ -19,7 +19,7 @@ __all__ = ["ONE_COLUMN", "TWO_COLUMNS", "caption", "draw_seeds", "limit_losses",
 ONE_COLUMN, TWO_COLUMNS = 3.35, 7.0
 """Inches."""
 _CAPTION_SIZE = 6.0
-_CHARACTERS_PER_INCH = 24.0
+_CHARACTERS_PER_INCH = 22.0
 _GREY = "#666666"
 
 
@@ -122,16 +122,16 @@ def _list(values: pd.Series[Any]) -> str:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write a caption below everything, wrapped to the figure's width, and make room for it.
+    """Write a caption below everything, wrapped to the figure's width, and make room for it; before names at curves' ends.
 
     Args:
         figure: laid out by the constrained engine.
         text: of the caption.
     """
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width))
+    lines = textwrap.wrap(text, int(_CHARACTERS_PER_INCH * width), break_on_hyphens=False)
     share = (len(lines) * 1.25 * _CAPTION_SIZE / 72 + 0.03) / height
     figure.text(0.01, 0.005, "\n".join(lines), size=_CAPTION_SIZE, color="#444444", ha="left", va="bottom", linespacing=1.2)
     room: Mapping[str, Any] = {"rect": (0, share, 1, 1 - share)}
     figure.get_layout_engine().set(**room)  # type: ignore[union-attr]  # every figure here has one
-    figure.canvas.draw()  # inside the style, so that it is the style's fonts that the layout sees
+    figure.draw_without_rendering()  # inside the style, so that it is the style's fonts that the layout sees

@@ -82,6 +82,8 @@ def draw_costs(axes: Axes, rows: pd.DataFrame, *, color: str, marker: str, bars:
     low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
     axes.vlines(x, np.maximum(low, 1e-12), high, color=color, linewidth=0.8, alpha=0.6)
     gone = np.isfinite(value) & (value <= 0)
+    if not gone.any():
+        return
     axes.plot(
         x[gone],
         np.full(gone.sum(), 0.015),

@@ -130,14 +130,14 @@ def draw(frame: pd.DataFrame) -> Figure:
     Returns:
         A figure of column width.
     """
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure as NewFigure
 
     depths: Sequence[int] = sorted(frame["n_sublayers"].unique())
     with paper_style():
-        figure, panels = plt.subplots(
-            len(depths), 1, figsize=(ONE_COLUMN, 0.6 + 2.1 * len(depths)), squeeze=False, sharex=True, layout="constrained"
-        )
-        for axes, depth in zip(panels[:, 0], depths, strict=True):
+        figure = NewFigure(figsize=(ONE_COLUMN, 0.6 + 2.1 * len(depths)), layout="constrained")
+        panels = figure.subplots(len(depths), 1, squeeze=False, sharex=True)[:, 0]
+        names = []
+        for axes, depth in zip(panels, depths, strict=True):
             rows = frame[frame["n_sublayers"] == depth]
             axes.set_title(f"{depth} sub-layers, learning rate {rows['peak_lr'].iloc[0]:g}")
             limit_losses(axes, rows)
@@ -149,14 +149,16 @@ def draw(frame: pd.DataFrame) -> Figure:
                 colors[label] = color
             mark_entropy(axes, rows)
             axes.set_ylabel("training loss (nats/token)")
-            label_line_ends(axes, ends, colors)
-        panels[-1, 0].set_xlabel("optimizer step")
+            names.append((axes, ends, colors))
+        panels[-1].set_xlabel("optimizer step")
         first = frame.iloc[0]
         caption(
             figure,
             f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; thin: each seed (mean of 9 "
             "steps), thick: their median.",
         )
+        for of_panel in names:
+            label_line_ends(*of_panel)
     return figure
 
 

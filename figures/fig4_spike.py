@@ -127,16 +127,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     Returns:
         A figure of column width.
     """
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure as NewFigure
 
     depths = sorted(frame["n_sublayers"].unique())
     rates = sorted(frame["peak_lr"].unique())
     shades = dict(zip(rates, (_LOWER, scheme_style("pre_ln").color), strict=True))
     with paper_style():
-        figure, panels = plt.subplots(
-            len(depths), 1, figsize=(ONE_COLUMN, 3.9), squeeze=False, sharex=True, layout="constrained"
-        )
-        for axes, depth in zip(panels[:, 0], depths, strict=True):
+        figure = NewFigure(figsize=(ONE_COLUMN, 3.9), layout="constrained")
+        panels = figure.subplots(len(depths), 1, squeeze=False, sharex=True)[:, 0]
+        names = []
+        for axes, depth in zip(panels, depths, strict=True):
             rows = frame[frame["n_sublayers"] == depth]
             axes.set_title(f"Pre-LN, {depth} sub-layers")
             limit_losses(axes, rows)
@@ -146,13 +146,15 @@ def draw(frame: pd.DataFrame) -> Figure:
             }
             mark_entropy(axes, rows)
             axes.set_ylabel("loss (nats/token)")
-            label_line_ends(axes, ends, {f"LR {rate:g}": shades[rate] for rate in rates})
-        panels[-1, 0].set_xlabel("optimizer step")
+            names.append((axes, ends, {f"LR {rate:g}": shades[rate] for rate in rates}))
+        panels[-1].set_xlabel("optimizer step")
         first = frame.iloc[0]
         caption(
             figure,
             f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; mean of 5 steps.",
         )
+        for of_panel in names:
+            label_line_ends(*of_panel)
     return figure
 
 

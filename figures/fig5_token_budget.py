@@ -252,9 +252,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             _draw_budget(axes, curves[curves["steps"] == steps])
         limit_losses(few, curves, budgets[0] // 20)
         few.set_ylabel("training loss (nats/token)")
-        _draw_gaps(gaps, curves)
-        for axes, steps in zip((few, many), budgets, strict=True):
-            _name_ends(axes, curves[curves["steps"] == steps])
+        names = _draw_gaps(gaps, curves)
         rates = {get_scheme(str(s)).label: rows["peak_lr"].iloc[0] for s, rows in curves.groupby("scheme", sort=False)}
         tried = ", ".join(f"{rate:g}" for rate in sorted(frame["peak_lr"][frame["role"] == "tuning"].unique()))
         caption(
@@ -263,6 +261,9 @@ def draw(frame: pd.DataFrame) -> Figure:
             f"{', '.join(f'{label} {rate:g}' for label, rate in rates.items())}; warm-up over a tenth of the budget, cosine "
             "decay. Thin: each seed (mean of 5 % of the steps), thick: their median. ○: gap of the validation losses, by seed.",
         )
+        for axes, steps in zip((few, many), budgets, strict=True):
+            _name_ends(axes, curves[curves["steps"] == steps])
+        label_line_ends(gaps, *names)
     return figure
 
 
@@ -289,8 +290,8 @@ def _name_ends(axes: Axes, rows: pd.DataFrame) -> None:
     label_line_ends(axes, ends, colors)
 
 
-def _draw_gaps(axes: Axes, curves: pd.DataFrame) -> None:
-    """Pre-LN minus Keel: above zero, Keel is ahead."""
+def _draw_gaps(axes: Axes, curves: pd.DataFrame) -> tuple[dict[str, tuple[float, float]], dict[str, str]]:
+    """Pre-LN minus Keel: above zero, Keel is ahead. The names of the curves are left for later: their ends and colours."""
     axes.axhline(0, color="#666666", linewidth=0.8)
     ends, colors = {}, {}
     for (steps, rows), color in zip(curves.groupby("steps"), _SHADES, strict=True):
@@ -306,10 +307,10 @@ def _draw_gaps(axes: Axes, curves: pd.DataFrame) -> None:
         gap = paired_gap(runs, "validation_loss")
         axes.plot([103] * len(gap), gap, "o", mfc="white", mec=color, ms=3.6, clip_on=False, zorder=4)
         label = f"{int(str(steps)) * int(rows['tokens_per_step'].iloc[0]) / 1e3:,.0f} k"
-        ends[label], colors[label] = (106.0, float(np.median(gap))), color
-    axes.set(xlim=(0, 105), xlabel="share of the budget (%)")
-    axes.set_title("Pre-LN minus Keel (nats/token)")
-    label_line_ends(axes, ends, colors)
+        ends[label], colors[label] = (105.0, float(np.median(gap))), color
+    axes.set(xlim=(0, 105), xlabel="share of the budget (%)", ylabel="Pre-LN minus Keel (nats/token)")
+    axes.set_title("gap, above 0: Keel ahead")
+    return ends, colors
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -161,6 +161,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         A figure of column width.
     """
     from matplotlib.figure import Figure as NewFigure
+    from matplotlib.ticker import MaxNLocator
 
     units = frame[frame["metric"] == "delta_perplexity"]
     with paper_style():
@@ -171,7 +172,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes.set_ylim(float(positive.min()) / 2.5, float(units["high"].max()) * 1.6)
         for scheme, rows in units.groupby("scheme", sort=False):
             _draw_scheme(axes, str(scheme), rows)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="block removed (0 = first)", ylabel="Δ perplexity", xlim=(-0.8, units["start"].max() + 0.8))
         axes.legend(loc="upper center", ncols=2)
         first = frame.iloc[0]

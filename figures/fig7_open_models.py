@@ -191,6 +191,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         A figure of column width.
     """
     from matplotlib.figure import Figure as NewFigure
+    from matplotlib.ticker import MaxNLocator
 
     units = frame[frame["metric"] == "delta_perplexity"]
     with paper_style():
@@ -205,7 +206,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             draw_costs(axes, rows, color=color, marker=marker, label=str(checkpoint))
             words.append(_words(str(checkpoint), frame[frame["checkpoint"] == checkpoint]))
         _mark_paper(axes)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="block removed (0 = first)", ylabel="Δ perplexity", xlim=(-0.8, units["start"].max() + 0.8))
         if units["checkpoint"].nunique() > 1:
             axes.legend(loc="upper right")

@@ -182,7 +182,6 @@ def draw(frame: pd.DataFrame) -> Figure:
             colors[label] = color
         mark_entropy(axes, frame)
         axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
-        label_line_ends(axes, ends, colors)
         first = frame.iloc[0]
         counts = ", ".join(
             f"{depth} × {rows['width'].iloc[0]}: {rows['n_parameters'].median() / 1e6:.2f} M"
@@ -194,6 +193,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             f"{first['warmup']} steps of warm-up, cosine decay; thin: each seed (mean of {window} steps), thick: their median; "
             "dashed: shallow and wide.",
         )
+        label_line_ends(axes, ends, colors)
     return figure
 
 

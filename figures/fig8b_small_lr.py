@@ -157,7 +157,6 @@ def draw(frame: pd.DataFrame) -> Figure:
             colors[label] = color
         mark_entropy(axes, frame)
         axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
-        label_line_ends(axes, ends, colors)
         first = frame.iloc[0]
         validation = "; ".join(
             f"{get_scheme(str(scheme)).label} {rows.groupby('seed')['validation_loss'].first().median():.3f}"
@@ -168,6 +167,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             f"{size_words(frame)}. Peak learning rate {first['peak_lr']:g}, {first['warmup']} steps of warm-up, cosine decay; "
             f"thin: each seed (mean of {window} steps), thick: their median. Validation loss (nats/token): {validation}.",
         )
+        label_line_ends(axes, ends, colors)
     return figure
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from figures._style import paper_style
+
 UNIGRAM = 3.2
 
 
@@ -106,8 +108,11 @@ def assert_printable(
     for word in says:
         assert word in written, f"{word!r} is not in {written!r}"
     assert figure.get_size_inches()[0] == width
-    box = figure.get_tightbbox()
-    assert box.x0 > -0.02
-    assert box.y0 > -0.02
-    assert box.x1 < width + 0.95  # names at the ends of curves may stand out; they are part of the picture that is saved
+    with paper_style():
+        figure.draw_without_rendering()
+        box, height = figure.get_tightbbox(), figure.get_size_inches()[1]
+    assert -0.01 < box.x0 < box.x1 < width + 0.01
+    assert -0.01 < box.y0 < box.y1 < height + 0.01
+    below = min(axes.get_tightbbox().y0 for axes in figure.axes)
+    assert all(text.get_window_extent().y1 <= below for text in figure.texts), "the caption runs into the axes"
     return figure
