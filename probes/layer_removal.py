@@ -12,24 +12,24 @@ Source: Chen & Wei 2026, arXiv:2601.19895, appendix A (ΔPPL of removing each la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from probes.block_runner import BlockRunner, Resident, always_resident
+from probes.block_runner import BlockCall, BlockRunner, Resident, always_resident
 from probes.families import describe_model
 from probes.layout import ResidualLayout
 from probes.paired_bootstrap import LossDifferences, paired_differences
 from probes.preserve import eager, preserved, unwrapped
-from probes.removal_estimates import ESTIMATES, RemovalEstimates, estimate_removals
+from probes.removal_estimates import ForwardProxies, RemovalEstimates, estimate_removals
 from probes.removal_result import LayerRemoval, UnitCost, cheap_units
 from probes.removal_sweep import SweepKeeper, removal_losses
 from probes.removal_units import Unit, UnitKind, joint_unit, removal_units
@@ -53,6 +53,7 @@ class _Limits:
     tokens_per_call: int | None
     together: bool
     keeper: SweepKeeper | None = None
+    watcher: ForwardProxies | None = None
 
 
 def measure_layer_removal(
@@ -66,6 +67,7 @@ def measure_layer_removal(
     documents: Sequence[Sequence[int]] | None = None,
     threshold: float = 0.1,
     estimates: bool = True,
+    taylor: bool = True,
     joint: bool = True,
     max_memory: int | None = None,
     spill_folder: Path | None = None,
@@ -73,6 +75,7 @@ def measure_layer_removal(
     resident: Resident | None = None,
     device: torch.device | None = None,
     keeper: SweepKeeper | None = None,
+    joint_keeper: SweepKeeper | None = None,
     n_resamples: int = 2000,
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -90,7 +93,9 @@ def measure_layer_removal(
         remove: one further set of steps to remove together.
         documents: per batch, the document of each sequence, for the intervals; each sequence is one by default.
         threshold: nats per token, below which a unit is called cheap.
-        estimates: whether to compute the cheap numbers too (one forward and one backward pass per batch).
+        estimates: whether to compute the cheap numbers too.
+        taylor: whether the first-order estimate is among them, which needs one more forward and one backward pass; the
+            others are gathered on the way.
         joint: whether to measure how many of the cheap units can go together (one more pass with those alone).
         max_memory: bytes that the variants' streams may take in memory; beyond that they go to disk.
         spill_folder: where.
@@ -99,6 +104,7 @@ def measure_layer_removal(
             through each block together, and blocks are not checked against the model's own forward pass.
         device: where the model computes; its first parameter's by default.
         keeper: keeps the exact sweep on disk, for a run that can be interrupted; with ``resident`` alone.
+        joint_keeper: the same for the units removed together.
         n_resamples: of the bootstrap.
         seed: of the bootstrap.
         on_progress: called with a stage, its steps done and its steps in all.
@@ -134,21 +140,31 @@ def measure_layer_removal(
     limits = _Limits(
         max_memory=max_memory, spill_folder=spill_folder, tokens_per_call=tokens_per_call, together=resident is not None
     )
-    exact = replace(limits, keeper=keeper)
+    proxies = ForwardProxies(runner, data, units) if estimates and not taylor else None
+    exact = replace(limits, keeper=keeper, watcher=proxies)
     report = on_progress or (lambda *_: None)
     with eager(), preserved(model):
         if resident is None:
             runner.check(data[0].inputs)
         sums = _summed_losses(runner, data, samples, (*units, *named), exact, partial(report, "exact"))
         differences = paired_differences(sums, samples.counts, n_resamples=n_resamples, seed=seed)
-        cheap_numbers = None
-        if estimates:
-            cheap_numbers = estimate_removals(runner, data, units, on_batch=lambda i: report("estimates", i, len(data)))
+        cheap_numbers = None if proxies is None else proxies.estimates
+        if estimates and taylor:
+            cheap_numbers = estimate_removals(
+                runner,
+                data,
+                units,
+                together=limits.together,
+                max_memory=max_memory,
+                spill_folder=spill_folder,
+                on_step=partial(report, "estimates"),
+            )
         costs = _costs((*units, *named), differences, cheap_numbers)
         together: tuple[UnitCost, ...] = ()
         nested = _nested(layout, kind, cheap_units(costs[: len(units)], threshold)) if joint else ()
         if nested:
-            sums = _summed_losses(runner, data, samples, nested, limits, partial(report, "together"))
+            kept = replace(limits, keeper=joint_keeper)
+            sums = _summed_losses(runner, data, samples, nested, kept, partial(report, "together"))
             together = _costs(nested, paired_differences(sums, samples.counts, n_resamples=n_resamples, seed=seed), None)
     return LayerRemoval(
         family=layout.family,
@@ -232,6 +248,7 @@ def _summed_losses(
     total = len(groups) * runner.layout.n_blocks
     sums = np.zeros((1 + len(units), len(samples.counts)))
     for done, group in enumerate(groups):
+        watcher = None if limits.watcher is None else _Renumbered(limits.watcher, group[0])
         losses = removal_losses(
             runner,
             [batches[i] for i in group],
@@ -240,11 +257,32 @@ def _summed_losses(
             spill_folder=limits.spill_folder,
             tokens_per_call=limits.tokens_per_call,
             keeper=limits.keeper,
+            watcher=watcher,
             on_block=partial(_report_block, report, done * runner.layout.n_blocks, total),
         )
         for i, losses_VN in zip(group, losses, strict=True):
             sums += samples.summed(i, losses_VN)
     return sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Renumbered:
+    """A watcher of all batches beside a sweep over some consecutive ones."""
+
+    watcher: ForwardProxies
+    first: int
+
+    def entered(self, batch: int, stream_BTD: Tensor) -> None:
+        self.watcher.entered(self.first + batch, stream_BTD)
+
+    def passed(self, batch: int, block: int, before_BTD: Tensor, after_BTD: Tensor, calls: Sequence[BlockCall]) -> None:
+        self.watcher.passed(self.first + batch, block, before_BTD, after_BTD, calls)
+
+    def state(self) -> Mapping[str, Any]:
+        return self.watcher.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.watcher.restore(state)
 
 
 def _report_block(report: Callable[[int, int], None], before: int, total: int, done: int) -> None:
@@ -253,13 +291,13 @@ def _report_block(report: Callable[[int, int], None], before: int, total: int, d
 
 def _costs(units: Sequence[Unit], differences: LossDifferences, estimates: RemovalEstimates | None) -> tuple[UnitCost, ...]:
     """Costs in the order of the units; the first ones have estimates."""
-    known = 0 if estimates is None else len(estimates.taylor)
+    known = 0 if estimates is None else len(estimates.block_influence)
     return tuple(
         UnitCost(
             unit=unit,
             delta_loss=differences.delta_loss[i],
             delta_perplexity=differences.delta_perplexity[i],
-            estimates={name: getattr(estimates, name)[i] for name in ESTIMATES} if i < known else {},
+            estimates=estimates.of_unit(i) if estimates is not None and i < known else {},
         )
         for i, unit in enumerate(units)
     )

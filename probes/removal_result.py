@@ -26,6 +26,8 @@ _UNITS = {
     "relative_contribution": "1",
 }
 _FEWEST_RANKED = 3
+_CRITICAL = 5.0
+"""An end is critical that costs more than the threshold and so many times the median between the ends, with confidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +224,22 @@ class LayerRemoval:
         return f"Most costly (nats/token): {shown}. Least: {cheapest.unit.name} {cheapest.delta_loss:+.2g}."
 
     def _ends_and_middle(self) -> str:
+        """Whether the ends stand out from the middle: with confidence, above the threshold and far above the median."""
         middle = [c.delta_loss.value for c in self.costs[1:-1] if math.isfinite(c.delta_loss.value)]
         if not middle:
             return ""
-        first, last = self.costs[0].delta_loss, self.costs[-1].delta_loss
+        first, last = self.costs[0], self.costs[-1]
         median = statistics.median(middle)
-        return f"First {first.value:+.3g}, last {last.value:+.3g}, median between them {median:+.3g} nats/token."
+        limit = max(_CRITICAL * median, self.threshold)
+        told = {c.unit.name: f"{c.unit.name} {c.delta_loss.value:+.3g}" for c in (first, last)}
+        critical = [c.unit.name for c in (first, last) if c.delta_loss.low > limit]
+        numbers = f"median between them {median:+.3g} nats/token"
+        if len(critical) == 2:
+            return f"First and last are critical ({', '.join(told.values())}), the middle is cheap beside them ({numbers})."
+        if critical:
+            other = next(name for name in told if name not in critical)
+            return f"Of the ends only {told[critical[0]]} is critical, {told[other]} is not ({numbers})."
+        return f"Neither end is critical with confidence: {', '.join(told.values())}, {numbers}."
 
     def _gains(self) -> str:
         names = [c.unit.name for c in self.costs if c.delta_loss.high < 0]

@@ -10,20 +10,20 @@ Shape suffixes: V variants and the intact model, B sequences, T tokens, D width,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from probes.block_runner import BlockCall, BlockRunner
+from probes.block_runner import BlockCall, BlockRunner, Entry
 from probes.stream_store import StreamStore
 from probes.text import IGNORED, TokenBatch
 from probes.token_losses import token_losses
 
-__all__ = ["StreamTable", "SweepKeeper", "removal_losses", "variants_per_call", "variants_through"]
+__all__ = ["StreamTable", "SweepKeeper", "SweepWatcher", "removal_losses", "variants_per_call", "variants_through"]
 
 _TOKENS_PER_CALL = {"cpu": 1024, "cuda": 16384}
 """Large enough for efficient products, small enough for the activations to stay in the cache (CPU) or in memory (GPU)."""
@@ -41,11 +41,31 @@ class SweepKeeper(Protocol):
     def open(self, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> tuple[StreamTable, int]:
         """The streams, and the number of blocks that they have passed already."""
 
+    @property
+    def watched(self) -> Mapping[str, Any]:
+        """What the watcher knew after the last of those blocks."""
+
     def before_block(self, streams: StreamTable, n_batches: int, n_alive: int) -> None:
         """Called before a block changes the first ``n_alive`` streams of each batch in place."""
 
-    def after_block(self) -> None:
-        """Called when all streams have passed it."""
+    def after_block(self, watched: Mapping[str, Any]) -> None:
+        """Called when all streams have passed it, with what the watcher knows by then."""
+
+
+class SweepWatcher(Protocol):
+    """Sees the intact stream of every batch pass the blocks."""
+
+    def entered(self, batch: int, stream_BTD: Tensor, /) -> None:
+        """Called with the stream that enters block 0."""
+
+    def passed(self, batch: int, block: int, before_BTD: Tensor, after_BTD: Tensor, calls: Sequence[BlockCall], /) -> None:
+        """Called with the stream before and after a block while its weights are in place."""
+
+    def state(self) -> Mapping[str, Any]:
+        """What it needs to go on after an interruption."""
+
+    def restore(self, state: Mapping[str, Any], /) -> None:
+        """Go on from that."""
 
 
 @torch.no_grad()
@@ -59,6 +79,7 @@ def removal_losses(
     tokens_per_call: int | None = None,
     on_block: Callable[[int], None] | None = None,
     keeper: SweepKeeper | None = None,
+    watcher: SweepWatcher | None = None,
 ) -> list[Tensor]:
     """Losses of the intact model and of every variant.
 
@@ -73,6 +94,7 @@ def removal_losses(
         tokens_per_call: tokens that go through a block at once, at least one variant of a batch.
         on_block: called with the number of blocks done.
         keeper: holds the streams instead, on disk.
+        watcher: sees the intact stream on its way.
 
     Returns:
         Per batch, nats of each predicted token, shape (1 + len(removals), N), on the CPU: row 0 is the intact model, row
@@ -92,16 +114,21 @@ def removal_losses(
         kept, done = keeper.open(shapes, 1 + len(removals), first.dtype)
         place = nullcontext(kept)
     with place as store:
+        watch = _Watch(watcher)
+        if done and keeper is not None:
+            watch.restore(keeper.watched)
         for i, entry in enumerate(entries if done == 0 else ()):
             store[i][0] = entry.stream_BTD
+            watch.entered(i, entry.stream_BTD)
         for block in range(done, runner.layout.n_blocks):
             if keeper is not None:
                 keeper.before_block(store, len(entries), sweep.n_alive(block))
             with runner.resident((runner.layout.blocks[block],)):
                 for i, entry in enumerate(entries):
-                    sweep.advance(block, store[i], entry.calls, first.device)
+                    with watch.passing(i, block, store[i], entry):
+                        sweep.advance(block, store[i], entry.calls, first.device)
             if keeper is not None:
-                keeper.after_block()
+                keeper.after_block(watch.state())
             if on_block is not None:
                 on_block(block + 1)
         with runner.resident((*runner.tail_modules, *runner.layout.head.modules)):
@@ -124,6 +151,35 @@ def variants_through(runner: BlockRunner, removals: Sequence[frozenset[int]]) ->
     """How many streams each block computes, the intact one included."""
     sweep = _Sweep(runner, removals, None)
     return [len(sweep.through(block)) for block in range(runner.layout.n_blocks)]
+
+
+class _Watch:
+    """A watcher, or none, beside a sweep."""
+
+    def __init__(self, watcher: SweepWatcher | None) -> None:
+        self.watcher = watcher
+
+    def entered(self, batch: int, stream_BTD: Tensor) -> None:
+        if self.watcher is not None:
+            self.watcher.entered(batch, stream_BTD)
+
+    @contextmanager
+    def passing(self, batch: int, block: int, streams_VBTD: Tensor, entry: Entry) -> Iterator[None]:
+        """Around what changes the streams in place."""
+        if self.watcher is None:
+            yield
+            return
+        device = entry.stream_BTD.device
+        before_BTD = streams_VBTD[0].to(device, copy=True)
+        yield
+        self.watcher.passed(batch, block, before_BTD, streams_VBTD[0].to(device), entry.calls)
+
+    def state(self) -> Mapping[str, Any]:
+        return {} if self.watcher is None else self.watcher.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self.watcher is not None:
+            self.watcher.restore(state)
 
 
 class _Sweep:

@@ -30,6 +30,7 @@ __all__ = [
     "StreamOption",
     "kept_run",
     "n_bytes",
+    "offloaded",
     "opened",
     "print_forecast",
     "step_progress",
@@ -151,14 +152,20 @@ def _device_map(placement: str | None) -> str | dict[str, object] | None:
     return table
 
 
+def offloaded(loaded: Checkpoint) -> list[str]:
+    """The places of a model that accelerate has spread so that it takes some weights away after the forward pass."""
+    places = {str(place) for place in getattr(loaded.model, "hf_device_map", {}).values()}
+    return sorted(places) if len(places) > 1 and places & {"cpu", "disk"} else []
+
+
 def _check_placement(loaded: Checkpoint, gradients: bool) -> None:
     """Refuse what accelerate cannot do: a backward pass through weights that are taken away after the forward pass."""
     from probes.errors import CheckpointError
 
-    places = {str(place) for place in getattr(loaded.model, "hf_device_map", {}).values()}
-    if gradients and len(places) > 1 and places & {"cpu", "disk"}:
+    places = offloaded(loaded)
+    if gradients and places:
         raise CheckpointError(
-            f"the placement puts parts of {loaded.source} on {', '.join(sorted(places))}: accelerate takes weights on the CPU "
+            f"the placement puts parts of {loaded.source} on {', '.join(places)}: accelerate takes weights on the CPU "
             "or disk away after the forward pass, and no gradient reaches them; use --stream, which needs one device"
         )
 

@@ -21,6 +21,7 @@ from probes.cli._streaming import (
     StreamOption,
     kept_run,
     n_bytes,
+    offloaded,
     opened,
     print_forecast,
 )
@@ -65,7 +66,15 @@ def layer_removal(
     estimates: Annotated[
         bool | None,
         typer.Option(
-            help="Compute the cheap numbers too, and how they rank the units. [default: unless streamed: they need more reads]",
+            help="Cheap numbers, and how they rank the units. [default: all; streamed: all but taylor, which needs two more "
+            "reads of the weights]",
+            show_default=False,
+        ),
+    ] = None,
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            help="Remove the cheap units together, one more at a time. [default: yes; streamed: no, it is one more read]",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +131,7 @@ def layer_removal(
                 stream=True if dry_run else stream,
                 max_memory=memory,
                 placement=placement,
-                gradients=estimates is not False,
+                gradients=estimates is True,
             )
         )
         if streamed is not None and save is not None:
@@ -132,10 +141,17 @@ def layer_removal(
         if save is not None:
             check_pruning(loaded.layout, named, save)
         data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
+        cheaply = streamed is not None  # what costs more reads is then left out unless it is asked for
+        extras = {
+            "estimates": estimates is not False,
+            "taylor": not (cheaply or offloaded(loaded)) if estimates is None else estimates,
+            "joint": not cheaply if together is None else together,
+        }
         if dry_run and streamed is not None:
             from probes.streaming.forecast import forecast_layer_removal
 
-            print_forecast(forecast_layer_removal(streamed, data, (*units, *([named] if named else []))), as_json)
+            named_too = () if named is None else (named,)
+            print_forecast(forecast_layer_removal(streamed, data, units, named=named_too, max_memory=memory, **extras), as_json)
             return
         settings: dict[str, Any] = {
             "unit": unit,
@@ -144,23 +160,17 @@ def layer_removal(
             "documents": documents,
             "threshold": threshold,
             "seed": seed,
+            **extras,
         }
         if streamed is not None:
-            settings["estimates"] = bool(estimates)
             state = stack.enter_context(kept_run(streamed, data, "layer-removal", settings, output))
-            result = _streamed(streamed, data, settings, state)
+            result = _streamed(streamed, data, settings | {"max_memory": memory}, state)
         else:
             from probes.layer_removal import measure_layer_removal
 
             with _progress() as report:
                 result = measure_layer_removal(
-                    loaded.model,
-                    data,
-                    layout=loaded.layout,
-                    estimates=estimates is not False,
-                    max_memory=memory,
-                    on_progress=report,
-                    **settings,
+                    loaded.model, data, layout=loaded.layout, max_memory=memory, on_progress=report, **settings
                 )
         record = _record(result, loaded, text_name)
         if folder is not None:
@@ -251,7 +261,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     words = {
         "exact": "blocks through which every variant went",
-        "estimates": "forward + backward, batches",
+        "estimates": "forward + backward, blocks",
         "together": "cheap units together, blocks",
     }
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

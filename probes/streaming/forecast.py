@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from probes.block_runner import BlockRunner, Entry
 from probes.preserve import eager, preserved
+from probes.removal_estimates import ForwardProxies, n_streams_kept
 from probes.removal_sweep import variants_per_call, variants_through
-from probes.removal_units import Unit
+from probes.removal_units import Unit, UnitKind
+from probes.stream_store import available_memory
 from probes.streaming.model import StreamedCheckpoint
 from probes.text import TokenBatch
 from probes.token_losses import ROWS_PER_CALL
@@ -38,14 +41,15 @@ class Forecast:
     """What a run will cost.
 
     Attributes:
-        bytes_read: from the files of the checkpoint, vectors that are read at the start included; exact.
+        bytes_read: from the files of the checkpoint, vectors that are read at the start included.
         peak_memory: bytes of tensors at the most expensive moment, apart from the interpreter and its libraries.
         bytes_on_disk: of residual streams that a resumable run keeps on disk.
         flops: multiplications and additions of the matrix products.
-        exact_flops: False where they depend on the data (experts), and are an upper limit.
+        exact_flops: False where they depend on the data (experts, what turns out to be cheap), and are an upper limit.
         bytes_per_second: measured on one block; of the page cache where the files are in it.
         flops_per_second: measured on one block.
         seconds: the longer of reading and computing, block by block.
+        exact_bytes: False where a part of the run depends on the data, and the bytes read and kept are an upper limit.
     """
 
     bytes_read: int
@@ -56,6 +60,7 @@ class Forecast:
     bytes_per_second: float
     flops_per_second: float
     seconds: float
+    exact_bytes: bool = True
 
     def to_dict(self) -> dict[str, object]:
         """All fields."""
@@ -63,13 +68,13 @@ class Forecast:
 
     def lines(self) -> list[str]:
         """The same in words."""
-        most = "" if self.exact_flops else "at most "
+        most, most_bytes = ("" if exact else "at most " for exact in (self.exact_flops, self.exact_bytes))
         return [
-            f"bytes read: {self.bytes_read} ({self.bytes_read / _GB:.3g} GB)",
+            f"bytes read: {most_bytes}{self.bytes_read} ({self.bytes_read / _GB:.3g} GB)",
             f"peak memory: about {self.peak_memory / _GB:.3g} GB of tensors, one block in use and one being read",
-            f"on disk while it runs: {self.bytes_on_disk / _GB:.3g} GB of residual streams",
+            f"on disk while it runs: {most_bytes}{self.bytes_on_disk / _GB:.3g} GB of residual streams",
             f"arithmetic: {most}{self.flops / _TERA:.3g} TFLOP",
-            f"time: about {_duration(self.seconds)}, at {self.bytes_per_second / _GB:.2g} GB/s read and "
+            f"time: {most or 'about '}{_duration(self.seconds)}, at {self.bytes_per_second / _GB:.2g} GB/s read and "
             f"{self.flops_per_second / _GB:.3g} GFLOP/s, as measured now on one block",
         ]
 
@@ -88,7 +93,7 @@ def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[Toke
     others = plan.whole_embedding + sum(entry - plan.whole_embedding for entry in plan.entry_bytes)
     bytes_read = plan.opening + sum(plan.entry_bytes) + 2 * plan.block_bytes + others + tables
     bytes_read += plan.head_whole_bytes + twice * plan.head_row_bytes
-    forward, backward = plan.block_flops(), plan.block_flops(with_backward=True)
+    forward, backward = plan.block_flops(), plan.block_flops(_Pass.WITH_PARAMETERS)
     head = sum(plan.head_flops(batch.n_predictions, 3 if plan.head_is_one_window else 4) for batch in batches)
     speed = plan.speed
     seconds = n_blocks * (
@@ -113,43 +118,85 @@ def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[Toke
 
 
 def forecast_layer_removal(
-    streamed: StreamedCheckpoint, batches: Sequence[TokenBatch], units: Sequence[Unit], *, tokens_per_call: int | None = None
+    streamed: StreamedCheckpoint,
+    batches: Sequence[TokenBatch],
+    units: Sequence[Unit],
+    *,
+    named: Sequence[Unit] = (),
+    estimates: bool = True,
+    taylor: bool = False,
+    joint: bool = False,
+    tokens_per_call: int | None = None,
+    max_memory: int | None = None,
 ) -> Forecast:
-    """What :func:`probes.streaming.removal.measure_streamed_layer_removal` will cost, without estimates.
+    """What :func:`probes.streaming.removal.measure_streamed_layer_removal` will cost.
 
     Args:
         streamed: just opened: nothing but vectors has been read.
         batches: of shape (B, T).
         units: what is removed.
+        named: further sets that are removed, of which nothing is estimated.
+        estimates: whether the cheap numbers are computed.
+        taylor: whether the first-order estimate is among them.
+        joint: whether the cheap units are removed together: as if all of them were cheap.
         tokens_per_call: tokens that go through a block at once.
+        max_memory: bytes that streams may take in memory.
     """
     plan = _Plan(streamed, batches)
-    stream = streamed.stream
-    removals = [frozenset(unit.sublayers) for unit in units]
+    removals = [frozenset(unit.sublayers) for unit in (*units, *named)]
     through = variants_through(plan.runner, removals)
-    passes = 1 if plan.head_is_one_window else plan.loss_calls(len(removals) + 1, tokens_per_call)
-    bytes_read = plan.opening + sum(plan.entry_bytes) + plan.block_bytes
-    bytes_read += plan.head_whole_bytes + passes * plan.head_row_bytes
-    forward = plan.block_flops()
-    flops = sum(per_block * n for per_block, n in zip(forward.per_block, through, strict=True))
-    head = sum(plan.head_flops(batch.n_predictions * (len(removals) + 1), 1) for batch in batches)
-    rate, speed = plan.speed
-    seconds = sum(
-        max(stream.block_bytes(k) / rate, forward.per_block[k] * through[k] / speed) for k in range(streamed.layout.n_blocks)
-    )
-    largest_batch = max(batch.inputs.numel() for batch in batches)
-    activations = plan.saved_bytes * plan.tokens_at_once(tokens_per_call) // largest_batch
-    largest = stream.block_memory(stream.largest_block)
+    if estimates and not taylor:
+        proxies = ForwardProxies(plan.runner, plan.batches, units)
+        through = [n + proxies.looks_inside(block) for block, n in enumerate(through)]
+    parts = [plan.sweep(through, len(removals), tokens_per_call)]
+    if joint:
+        parts.append(plan.sweep(_most_together(plan.runner, units), len(units), tokens_per_call))
+    if estimates and taylor:
+        parts.append(plan.estimates(n_streams_kept(plan.runner, units), max_memory))
     return Forecast(
-        bytes_read=bytes_read,
-        peak_memory=plan.vector_bytes + activations + max(2 * largest, plan.window_bytes + plan.head_whole_memory),
-        bytes_on_disk=2 * (len(removals) + 1) * plan.stream_bytes,
-        flops=flops + head,
-        exact_flops=forward.exact,
-        bytes_per_second=rate,
-        flops_per_second=speed,
-        seconds=seconds + head / speed,
+        bytes_read=plan.opening + sum(part.bytes_read for part in parts),
+        peak_memory=plan.vector_bytes + max(part.peak_memory for part in parts),
+        bytes_on_disk=sum(part.bytes_on_disk for part in parts),
+        flops=sum(part.flops for part in parts),
+        exact_flops=plan.block_flops().exact and not joint,
+        bytes_per_second=plan.speed[0],
+        flops_per_second=plan.speed[1],
+        seconds=sum(part.seconds for part in parts),
+        exact_bytes=not joint,
     )
+
+
+def _most_together(runner: BlockRunner, units: Sequence[Unit]) -> list[int]:
+    """The most streams that each block can have to compute when ever more units are removed together.
+
+    The sum over the blocks is what counts: of whole blocks, each set leaves out one more than the one before it.
+    """
+    n_blocks, span = runner.layout.n_blocks, units[0].stop - units[0].start
+    whole = units[0].kind is UnitKind.BLOCK
+    left = [n_blocks - (min(span + more, n_blocks) if whole else 0) for more in range(len(units))]
+    each, rest = divmod(n_blocks + sum(left), n_blocks)
+    return [each + (block < rest) for block in range(n_blocks)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one part of a run costs."""
+
+    bytes_read: int
+    peak_memory: int
+    bytes_on_disk: int
+    flops: int
+    seconds: float
+
+
+class _Pass(Enum):
+    """What a block computes; the value is the number of its products per weight and token."""
+
+    FORWARD = 1
+    WITH_STREAM = 2
+    """And the gradient of its input."""
+    WITH_PARAMETERS = 3
+    """And that of its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +228,7 @@ class _Plan:
             self.entries, self.entry_bytes = self._entries()
             self._saved = 0
             self._counted: dict[tuple[object, ...], tuple[int, bool]] = {}
-            self.block_flops(with_backward=True)
+            self.block_flops(_Pass.WITH_PARAMETERS)
             self.saved_bytes = self._saved
             self.speed = self._speed()
         self.stream.reads_ahead = True
@@ -234,28 +281,66 @@ class _Plan:
             calls += sum(math.ceil(n * batch.n_predictions / ROWS_PER_CALL) for n in groups)
         return calls
 
-    def block_flops(self, *, with_backward: bool = False) -> _Flops:
+    def sweep(self, through: Sequence[int], n_removals: int, tokens_per_call: int | None) -> _Part:
+        """One sweep of variants: so many streams through each block."""
+        passes = 1 if self.head_is_one_window else self.loss_calls(n_removals + 1, tokens_per_call)
+        rate, speed = self.speed
+        per_block = [flops * n for flops, n in zip(self.block_flops().per_block, through, strict=True)]
+        head = sum(self.head_flops(batch.n_predictions * (n_removals + 1), 1) for batch in self.batches)
+        largest_batch = max(batch.inputs.numel() for batch in self.batches)
+        activations = self.saved_bytes * self.tokens_at_once(tokens_per_call) // largest_batch
+        largest = self.stream.block_memory(self.stream.largest_block)
+        return _Part(
+            bytes_read=sum(self.entry_bytes) + self.block_bytes + self.head_whole_bytes + passes * self.head_row_bytes,
+            peak_memory=activations + max(2 * largest, self.window_bytes + self.head_whole_memory),
+            bytes_on_disk=2 * (n_removals + 1) * self.stream_bytes,
+            flops=sum(per_block) + head,
+            seconds=head / speed
+            + sum(max(self.stream.block_bytes(k) / rate, flops / speed) for k, flops in enumerate(per_block)),
+        )
+
+    def estimates(self, n_streams: int, max_memory: int | None) -> _Part:
+        """The pass forward and backward that the first-order estimate needs."""
+        reads = 1 if self.head_is_one_window else 2 * len(self.batches)
+        forward, both = self.block_flops(), self.block_flops(_Pass.WITH_STREAM)
+        head = sum(self.head_flops(batch.n_predictions, 2 if self.head_is_one_window else 3) for batch in self.batches)
+        rate, speed = self.speed
+        streams = n_streams * self.stream_bytes
+        limit = available_memory(self.streamed.device) // 2 if max_memory is None else max_memory
+        largest = self.stream.block_memory(self.stream.largest_block)
+        at_head = self.window_bytes + self.head_whole_memory + 2 * _TILE_BYTES
+        reading = self.mean_block / rate
+        return _Part(
+            bytes_read=sum(self.entry_bytes) + 2 * self.block_bytes + self.head_whole_bytes + reads * self.head_row_bytes,
+            peak_memory=(streams if streams <= limit else 0) + max(2 * largest + self.saved_bytes, at_head),
+            bytes_on_disk=0 if streams <= limit else streams,
+            flops=forward.total + both.total + head,
+            seconds=head / speed + self.layout.n_blocks * sum(max(reading, flops.mean / speed) for flops in (forward, both)),
+        )
+
+    def block_flops(self, kind: _Pass = _Pass.FORWARD) -> _Flops:
         """Of each block for all batches, blocks of one shape counted once."""
         per_block, exact = [], True
         for block in range(self.layout.n_blocks):
             total = 0
             for entry in self.entries:
-                flops, certain = self._flops_of(block, entry, with_backward)
+                flops, certain = self._flops_of(block, entry, kind)
                 total, exact = total + flops, exact and certain
             per_block.append(total)
         return _Flops(per_block, exact)
 
-    def _flops_of(self, block: int, entry: Entry, with_backward: bool) -> tuple[int, bool]:
+    def _flops_of(self, block: int, entry: Entry, kind: _Pass) -> tuple[int, bool]:
         module = self.streamed.model.get_submodule(self.layout.blocks[block])
         shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
-        key = (shapes, tuple(entry.stream_BTD.shape), with_backward)
+        key = (shapes, tuple(entry.stream_BTD.shape), kind)
         if key not in self._counted:
-            self._counted[key] = self._count(module, block, entry, with_backward)
+            self._counted[key] = self._count(module, block, entry, kind)
         return self._counted[key]
 
-    def _count(self, module: nn.Module, block: int, entry: Entry, with_backward: bool) -> tuple[int, bool]:
+    def _count(self, module: nn.Module, block: int, entry: Entry, kind: _Pass) -> tuple[int, bool]:
         """Run a copy of the block without numbers; data-dependent shapes (experts) cannot be, and are bounded."""
-        twin = copy.deepcopy(module).to("meta").requires_grad_(with_backward)
+        with_backward = kind is not _Pass.FORWARD
+        twin = copy.deepcopy(module).to("meta").requires_grad_(kind is _Pass.WITH_PARAMETERS)
         stream_BTD = entry.stream_BTD.to("meta").requires_grad_(with_backward)
         args, kwargs = entry.calls[block].to("meta").filled(stream_BTD)
         saved: dict[int, int] = {}
@@ -277,7 +362,7 @@ class _Plan:
             tokens = stream_BTD.shape[0] * stream_BTD.shape[1]
             weights = sum(p.numel() for p in module.parameters())
             self._saved = max(self._saved, 16 * stream_BTD.nbytes)
-            return 2 * (3 if with_backward else 1) * tokens * weights, False
+            return 2 * kind.value * tokens * weights, False
         self._saved = max(self._saved, sum(saved.values()))
         return int(counter.get_total_flops()), True
 
@@ -291,7 +376,7 @@ class _Plan:
             started = time.perf_counter()
             self.runner.run(block, entry.stream_BTD, entry.calls)
             run = time.perf_counter() - started
-        flops, _ = self._flops_of(block, entry, False)
+        flops, _ = self._flops_of(block, entry, _Pass.FORWARD)
         return self.stream.block_bytes(block) / max(read, 1e-9), flops / max(run, 1e-9)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,7 +31,8 @@ def measure_streamed_layer_removal(
     remove: Sequence[int] = (),
     documents: Sequence[Sequence[int]] | None = None,
     threshold: float = 0.1,
-    estimates: bool = False,
+    estimates: bool = True,
+    taylor: bool = False,
     joint: bool = False,
     state: RunState | None = None,
     max_memory: int | None = None,
@@ -51,11 +52,13 @@ def measure_streamed_layer_removal(
         remove: one further set of steps to remove together.
         documents: per batch, the document of each sequence, for the intervals.
         threshold: nats per token, below which a unit is called cheap.
-        estimates: whether to compute the cheap numbers too: two more reads of the weights for every batch.
+        estimates: whether to compute the cheap numbers of the forward pass too: no more to read.
+        taylor: whether to add the first-order estimate: two more reads of the weights.
         joint: whether to measure how many of the cheap units can go together: one more read.
-        state: keeps the streams and finished blocks on disk, for a run that can be interrupted.
-        max_memory: without a state, bytes that the streams may take in memory; beyond that they go to disk.
-        spill_folder: where.
+        state: keeps the streams and finished blocks on disk, for a run that can be interrupted; estimates that need a
+            backward pass are not kept.
+        max_memory: bytes that streams without a state may take in memory; beyond that they go to disk.
+        spill_folder: where; beside the state where there is one.
         tokens_per_call: tokens that go through a block at once.
         n_resamples: of the bootstrap.
         seed: of the bootstrap.
@@ -80,13 +83,15 @@ def measure_streamed_layer_removal(
         documents=documents,
         threshold=threshold,
         estimates=estimates,
+        taylor=taylor,
         joint=joint,
         max_memory=max_memory,
-        spill_folder=spill_folder,
+        spill_folder=state.folder if spill_folder is None and state is not None else spill_folder,
         tokens_per_call=tokens_per_call,
         resident=streamed.stream.resident,
         device=streamed.device,
         keeper=None if state is None else KeptSweep(state),
+        joint_keeper=None if state is None or not joint else KeptSweep(state.part("together")),
         n_resamples=n_resamples,
         seed=seed,
         on_progress=on_progress,
@@ -115,6 +120,11 @@ class KeptSweep:
             self._restore(streams, len(shapes), self.state.records[-1])
         return streams, self.state.n_steps // 2
 
+    @property
+    def watched(self) -> Mapping[str, Any]:
+        """What the watcher knew after the last finished block."""
+        return self.state.tensors
+
     def before_block(self, streams: StreamTable, n_batches: int, n_alive: int) -> None:
         """Copy what the block will change, unless the copy is there already."""
         assert self._copy is not None
@@ -122,11 +132,11 @@ class KeptSweep:
             return
         for i in range(n_batches):
             self._copy[i][:n_alive] = streams[i][:n_alive]
-        self.state.finish_step({"copied": n_alive})
+        self.state.finish_step({"copied": n_alive}, self.state.tensors)
 
-    def after_block(self) -> None:
-        """The streams count from now on."""
-        self.state.finish_step({"passed": self.state.n_steps // 2})
+    def after_block(self, watched: Mapping[str, Any]) -> None:
+        """The streams count from now on, and so does what the watcher has seen."""
+        self.state.finish_step({"passed": self.state.n_steps // 2}, watched)
 
     def _restore(self, streams: MappedStreams, n_batches: int, record: Mapping[str, int]) -> None:
         assert self._copy is not None

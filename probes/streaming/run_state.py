@@ -131,6 +131,15 @@ class RunState:
         self.records.append(dict(record))
         self.tensors = handed_on
 
+    def part(self, name: str) -> RunState:
+        """The state of a later part of the same run, which goes with it."""
+        folder = self.folder / name
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot keep the state of the run in '{folder}': {error.strerror}") from error
+        return RunState(folder)
+
     def remove(self) -> None:
         """The run has ended well: nothing of it is needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)

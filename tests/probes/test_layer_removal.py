@@ -117,6 +117,19 @@ def test_rank_correlation_of_a_perfect_number_is_one() -> None:
         assert value == pytest.approx(ranks.corr().iloc[0, 1])
 
 
+def test_without_a_backward_pass_the_other_cheap_numbers_stay() -> None:
+    model, data = tiny_model("llama"), batches()
+    whole, forward, none = (
+        measure_layer_removal(model, data, unit="sublayer", **options)
+        for options in ({}, {"taylor": False}, {"estimates": False})
+    )
+    assert set(forward.rank_correlations) == set(ESTIMATES) - {"taylor"}
+    for a, b, c in zip(whole.costs, forward.costs, none.costs, strict=True):
+        assert b.estimates == pytest.approx({name: a.estimates[name] for name in ESTIMATES[1:]}, rel=1e-9)
+        assert b.delta_loss == a.delta_loss == c.delta_loss
+        assert c.estimates == {}
+
+
 def test_rank_correlation_needs_three_units_and_a_spread() -> None:
     result = measure_layer_removal(with_idle_blocks(0, 1, 2, n_blocks=3), batches(1))
     assert all(map(math.isnan, result.rank_correlations.values()))
@@ -206,7 +219,7 @@ def test_progress_covers_every_stage() -> None:
     seen: list[tuple[str, int, int]] = []
     measure_layer_removal(with_idle_blocks(1), batches(2), on_progress=lambda *step: seen.append(step), threshold=1e-3)
     assert [step for step in seen if step[0] == "exact"] == [("exact", i, 10) for i in range(1, 11)]
-    assert [step for step in seen if step[0] == "estimates"] == [("estimates", 1, 2), ("estimates", 2, 2)]
+    assert [step for step in seen if step[0] == "estimates"] == [("estimates", i, 20) for i in range(1, 21)]
     assert seen[-1] == ("together", 10, 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from probes.block_runner import BlockRunner
 from probes.families import describe_model
 from probes.layout import ResidualLayout, Side, Tap
 from probes.model import Transformer
-from probes.removal_estimates import ESTIMATES, RemovalEstimates, estimate_removals
+from probes.removal_estimates import ESTIMATES, ForwardProxies, RemovalEstimates, estimate_removals
 from probes.removal_sweep import removal_losses
 from probes.removal_units import joint_unit, removal_units
 from probes.taps import input_of, stream_of
@@ -111,6 +112,40 @@ def test_proxies_are_their_definitions() -> None:
         assert influence == pytest.approx(1 - float(cosine.mean()), rel=1e-9)
         assert angle == pytest.approx(float(cosine[:, -1].arccos().mean()) / math.pi, rel=1e-9)
         assert ratio == pytest.approx(float(((after - before).norm(dim=-1) / before.norm(dim=-1)).mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "span"), [("block", 1), ("block", 2), ("sublayer", 1), ("sublayer", 2), ("attn", 2), ("ffn", 1)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_proxies_gathered_on_the_way_are_those_of_the_whole_pass(family: str, kind: str, span: int) -> None:
+    model, batches = tiny_model(family), [next_token_batch(tiny_ids()), next_token_batch(tiny_ids(1, 5))]
+    layout = describe_model(model)
+    runner, units = BlockRunner(model, layout), removal_units(layout, kind, span)
+    proxies = ForwardProxies(runner, batches, units)
+    removal_losses(runner, batches, [frozenset(unit.sublayers) for unit in units], watcher=proxies)
+    expected = estimate_removals(runner, batches, units)
+    assert proxies.estimates.taylor == ()
+    for name in ESTIMATES[1:]:
+        assert getattr(proxies.estimates, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-12)
+    assert not any(proxies._kept)  # nothing is held for units that have ended
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "bert"])
+@pytest.mark.parametrize(("kind", "span"), [("block", 2), ("sublayer", 2)])
+def test_batches_carried_together_and_streams_on_disk_change_nothing(family: str, kind: str, span: int, tmp_path: Path) -> None:
+    model, batches = tiny_model(family), [next_token_batch(tiny_ids()), next_token_batch(tiny_ids(1, 5))]
+    layout = describe_model(model)
+    runner, units = BlockRunner(model, layout), removal_units(layout, kind, span)
+    steps: list[tuple[int, int]] = []
+    together = estimate_removals(
+        runner, batches, units, together=True, max_memory=0, spill_folder=tmp_path, on_step=lambda *step: steps.append(step)
+    )
+    one_by_one = estimate_removals(runner, batches, units)
+    for name in ESTIMATES:
+        assert getattr(together, name) == pytest.approx(getattr(one_by_one, name), rel=1e-9, abs=1e-12)
+    assert steps == [(i, 2 * layout.n_blocks) for i in range(1, 2 * layout.n_blocks + 1)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_proxies_of_one_branch_of_a_parallel_block() -> None:

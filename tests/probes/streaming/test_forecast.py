@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from probes.removal_units import removal_units
 from probes.streaming.forecast import forecast_gradient_norms, forecast_layer_removal
@@ -33,6 +36,59 @@ def test_bytes_of_both_probes_are_exact(family: str, window: int | None, tmp_pat
     with open_streamed(folder, window_bytes=window) as streamed:
         measure_streamed_layer_removal(streamed, batches, unit="sublayer")
         assert streamed.stream.n_bytes_read == removal.bytes_read
+
+
+class _Flops(TorchDispatchMode):
+    """Counts the operations of matrix products, whoever asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        self.total += 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+EXTRAS = pytest.mark.parametrize(
+    "extras",
+    [{"estimates": False}, {"taylor": True}, {"joint": True}, {"taylor": True, "joint": True}],
+    ids=lambda extras: "+".join(extras),
+)
+
+
+@EXTRAS
+@WINDOWS
+@pytest.mark.parametrize("unit", ["block", "attn"])
+def test_what_is_added_to_a_removal_is_counted(extras: dict[str, bool], unit: str, window: int | None, tmp_path: Path) -> None:
+    folder = saved_family("llama-tied", tmp_path)
+    with open_streamed(folder, window_bytes=window) as streamed:
+        units = removal_units(streamed.layout, unit, 2)
+        forecast = forecast_layer_removal(streamed, two_batches(), units, **extras)
+    math = sdpa_kernel(SDPBackend.MATH)  # the fused kernel of a CPU is not in the registry
+    with open_streamed(folder, window_bytes=window) as streamed, math, _Flops() as counter:
+        measure_streamed_layer_removal(streamed, two_batches(), unit=unit, span=2, threshold=1e9, **extras)  # all are cheap
+        assert streamed.stream.n_bytes_read == forecast.bytes_read
+    flops = counter.total
+    assert flops <= forecast.flops * 1.001
+    if not extras.get("joint"):
+        assert flops == pytest.approx(forecast.flops, rel=0.05)
+    assert (forecast.exact_bytes, forecast.exact_flops) == (not extras.get("joint"), not extras.get("joint"))
+    assert forecast.lines()[0].startswith("bytes read: at most ") == bool(extras.get("joint"))
+
+
+def test_streams_of_the_taylor_estimate_are_counted_where_they_will_be(tmp_path: Path) -> None:
+    folder = saved_family("llama", tmp_path)
+    sizes = []
+    for max_memory in (0, None):
+        with open_streamed(folder) as streamed:
+            units = removal_units(streamed.layout, "block", 1)
+            sizes.append(forecast_layer_removal(streamed, two_batches(), units, taylor=True, max_memory=max_memory))
+    streams = (N_BLOCKS + 1) * (2 * 12 + 10 * 3) * 16 * 8
+    assert sizes[0].bytes_on_disk - sizes[1].bytes_on_disk == streams
+    assert sizes[1].peak_memory - sizes[0].peak_memory <= streams
 
 
 def test_arithmetic_is_that_of_the_matrix_products(tmp_path: Path) -> None:

@@ -29,11 +29,15 @@ def test_every_family_gives_the_numbers_of_the_model_in_memory(family: str, unit
     batches = two_batches(checkpoint.layout)
     expected = measure_layer_removal(checkpoint.model, batches, layout=checkpoint.layout, unit=unit, joint=False)
     with open_streamed(folder) as streamed:
-        got = measure_streamed_layer_removal(streamed, batches, unit=unit, estimates=True)
+        got = measure_streamed_layer_removal(streamed, batches, unit=unit, taylor=True)
+    with open_streamed(folder) as streamed:
+        forward = measure_streamed_layer_removal(streamed, batches, unit=unit)
     assert losses(got) == pytest.approx(losses(expected), rel=1e-9, abs=1e-12)
     assert [cost.unit for cost in got.costs] == [cost.unit for cost in expected.costs]
     for a, b in zip(estimates(got), estimates(expected), strict=True):
         assert a == pytest.approx(b, rel=1e-8, abs=1e-12)
+    for a, b in zip(estimates(forward), estimates(expected), strict=True):
+        assert a == pytest.approx(b[1:], rel=1e-8, abs=1e-12)
 
 
 @pytest.mark.parametrize("scheme", ["keel", "post_ln", "highway", "admin"])
@@ -57,16 +61,21 @@ def test_a_head_read_in_windows_of_rows_gives_the_same(tmp_path: Path) -> None:
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-12)
 
 
-def test_every_weight_is_read_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "n_reads"), [({}, 1), ({"taylor": True}, 3), ({"joint": True, "threshold": 1e9}, 2)], ids=str
+)
+def test_every_weight_is_read_as_often_as_is_said(options: dict[str, object], n_reads: int, tmp_path: Path) -> None:
     folder = saved_family("llama", tmp_path)
-    (batch, _) = two_batches()
+    batches = two_batches()
     with open_streamed(folder) as streamed:
         stream = streamed.stream
         opening = stream.n_bytes_read
-        measure_streamed_layer_removal(streamed, [batch])
+        result = measure_streamed_layer_removal(streamed, batches, **options)
         blocks = sum(stream.block_bytes(k) for k in range(N_BLOCKS))
-        rows = len(torch.unique(batch.inputs)) * 16 * 8
-        assert stream.n_bytes_read - opening == blocks + 64 * 16 * 8 + rows
+        rows = sum(len(torch.unique(batch.inputs)) for batch in batches) * 16 * 8
+        n_entries = 2 if n_reads > 1 else 1  # forward and backward enter the model once
+        assert stream.n_bytes_read - opening == n_reads * blocks + n_entries * (64 * 16 * 8 + rows)
+    assert all(len(cost.estimates) == 3 + ("taylor" in options) for cost in result.costs)
 
 
 def test_nan_in_one_variant_is_reported_for_it_alone(tmp_path: Path) -> None:
@@ -107,9 +116,10 @@ def _kill_after(state: RunState, n_steps: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("n_steps", range(2 * N_BLOCKS))
 def test_a_run_stopped_anywhere_goes_on_with_the_same_numbers(n_steps: int, tmp_path: Path, monkeypatch) -> None:
     folder = saved_family("gemma2", tmp_path / "model")
+    options = {"unit": "sublayer", "span": 3}  # units that are open while the run stops
     with open_streamed(folder) as streamed:
         opening = streamed.stream.n_bytes_read
-        expected = losses(measure_streamed_layer_removal(streamed, two_batches()))
+        expected = measure_streamed_layer_removal(streamed, two_batches(), **options)
         whole_run = streamed.stream.n_bytes_read - opening
     place = tmp_path / "state"
     place.mkdir()
@@ -117,14 +127,43 @@ def test_a_run_stopped_anywhere_goes_on_with_the_same_numbers(n_steps: int, tmp_
         state = RunState(place)
         _kill_after(state, n_steps, patch)
         with pytest.raises(_KilledError):
-            measure_streamed_layer_removal(streamed, two_batches(), state=state)
+            measure_streamed_layer_removal(streamed, two_batches(), state=state, **options)
     again = RunState(place)
     assert again.n_steps == n_steps
     with open_streamed(folder) as streamed:
         before = streamed.stream.n_bytes_read
-        assert losses(measure_streamed_layer_removal(streamed, two_batches(), state=again)) == expected
+        got = measure_streamed_layer_removal(streamed, two_batches(), state=again, **options)
+        assert (losses(got), estimates(got)) == (losses(expected), estimates(expected))
         finished = sum(streamed.stream.block_bytes(k) for k in range(n_steps // 2))
         assert streamed.stream.n_bytes_read - before == whole_run - finished
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 4, 2 * N_BLOCKS - 1])
+def test_units_removed_together_go_on_too(n_steps: int, tmp_path: Path, monkeypatch) -> None:
+    folder = saved_family("llama", tmp_path / "model")
+    options = {"joint": True, "threshold": 1e9}  # everything is cheap
+    with open_streamed(folder) as streamed:
+        expected = measure_streamed_layer_removal(streamed, two_batches(), **options)
+    place = tmp_path / "state"
+    place.mkdir()
+    finish, in_part = RunState.finish_step, []
+
+    def killed(self: RunState, *args: object, **kwargs: object) -> None:
+        if self.folder.name == "together":
+            if self.n_steps >= n_steps:
+                raise _KilledError
+            in_part.append(self.n_steps)
+        finish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, open_streamed(folder) as streamed, pytest.raises(_KilledError):  # noqa: PT012
+        patch.setattr(RunState, "finish_step", killed)
+        measure_streamed_layer_removal(streamed, two_batches(), state=RunState(place), **options)
+    assert in_part == list(range(n_steps))
+    with open_streamed(folder) as streamed:
+        got = measure_streamed_layer_removal(streamed, two_batches(), state=RunState(place), **options)
+    assert len(got.joint) == N_BLOCKS
+    assert got.joint == expected.joint
+    assert (got.costs, got.loss) == (expected.costs, expected.loss)
 
 
 def test_variants_that_do_not_fit_onto_the_disk_are_refused(tmp_path: Path, monkeypatch) -> None:
