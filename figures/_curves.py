@@ -14,13 +14,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-__all__ = ["ONE_COLUMN", "TWO_COLUMNS", "caption", "draw_seeds", "limit_losses", "mark_entropy", "size_words", "smoothed"]
+__all__ = [
+    "CUT_WORDS",
+    "ONE_COLUMN",
+    "TWO_COLUMNS",
+    "caption",
+    "draw_seeds",
+    "limit_losses",
+    "mark_entropy",
+    "size_words",
+    "smoothed",
+]
 
 ONE_COLUMN, TWO_COLUMNS = 3.35, 7.0
 """Inches."""
 _CAPTION_SIZE = 6.0
 _CHARACTERS_PER_INCH = 22.0
 _GREY = "#666666"
+_CUT_SHARE = 0.03
+CUT_WORDS = "the fall in the first 3 % of the steps is cut"
+"""For captions of figures that use :func:`limit_losses`."""
 
 
 def smoothed(values: NDArray[np.floating[Any]], window: int) -> NDArray[np.float64]:
@@ -74,19 +87,21 @@ def draw_seeds(
 
 
 def limit_losses(axes: Axes, frame: pd.DataFrame, window: int = 5) -> None:
-    """Set the y axis to what the smoothed curves take.
+    """Set the y axis to what the smoothed curves take after the first fall (:data:`CUT_WORDS`), so that the rest is not flat.
 
     Args:
         axes: whose y axis is set.
         frame: all curves on it.
         window: steps of the running mean that is drawn.
     """
-    ends = []
+    extremes = []
     for _, run in frame.groupby("trial"):
         curve = smoothed(run["loss"].to_numpy(float), window)
-        ends.append((np.nanmin(curve), np.nanmax(curve)))
-    low, high = np.nanmin([a for a, _ in ends]), np.nanmax([b for _, b in ends])
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.03 * (high - low))
+        after = curve[round(_CUT_SHARE * len(curve)) :]
+        if np.isfinite(after).any():
+            extremes += [np.nanmin(after), np.nanmax(after)]
+    low, high = min(extremes), max(*extremes, float(frame["unigram_entropy"].iloc[0]))
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.08 * (high - low))
 
 
 def mark_entropy(axes: Axes, frame: pd.DataFrame) -> None:
@@ -103,6 +118,8 @@ def mark_entropy(axes: Axes, frame: pd.DataFrame) -> None:
         va="bottom",
         size=6,
         color=_GREY,
+        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.4},
+        zorder=5,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from figures._curves import ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import constant, curve_frame, figure_sweep, scaled_lr, trained
@@ -140,7 +140,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         for axes, depth in zip(panels, depths, strict=True):
             rows = frame[frame["n_sublayers"] == depth]
             axes.set_title(f"{depth} sub-layers, learning rate {rows['peak_lr'].iloc[0]:g}")
-            limit_losses(axes, rows)
+            limit_losses(axes, rows, 9)
             axes.margins(x=0.0)
             ends, colors = {}, {}
             for scheme, of_scheme in rows.groupby("scheme", sort=False):
@@ -155,7 +155,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         caption(
             figure,
             f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; thin: each seed (mean of 9 "
-            "steps), thick: their median.",
+            f"steps), thick: their median; {CUT_WORDS}.",
         )
         for of_panel in names:
             label_line_ends(*of_panel)

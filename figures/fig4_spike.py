@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from figures._curves import ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import constant, curve_frame, figure_sweep, scaled_lr, trained
@@ -151,7 +151,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         first = frame.iloc[0]
         caption(
             figure,
-            f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; mean of 5 steps.",
+            f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; mean of 5 steps; {CUT_WORDS}.",
         )
         for of_panel in names:
             label_line_ends(*of_panel)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from figures._curves import TWO_COLUMNS, caption, draw_seeds, limit_losses, mark_entropy, size_words, smoothed
+from figures._curves import CUT_WORDS, TWO_COLUMNS, caption, draw_seeds, limit_losses, mark_entropy, size_words, smoothed
 from figures._findings import decide, in_runs, paired_gap, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
@@ -259,7 +259,8 @@ def draw(frame: pd.DataFrame) -> Figure:
             figure,
             f"{size_words(curves)}. Peak learning rate by validation loss on the smaller budget, out of {tried}: "
             f"{', '.join(f'{label} {rate:g}' for label, rate in rates.items())}; warm-up over a tenth of the budget, cosine "
-            "decay. Thin: each seed (mean of 5 % of the steps), thick: their median. ○: gap of the validation losses, by seed.",
+            f"decay. Thin: each seed (mean of 5 % of the steps), thick: their median; {CUT_WORDS}. ○: gap of the validation "
+            "losses, by seed.",
         )
         for axes, steps in zip((few, many), budgets, strict=True):
             _name_ends(axes, curves[curves["steps"] == steps])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from figures._curves import ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
@@ -191,7 +191,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             figure,
             f"{size_words(frame)}. Sub-layers × width, parameters: {counts}. Peak learning rate {first['peak_lr']:g}, "
             f"{first['warmup']} steps of warm-up, cosine decay; thin: each seed (mean of {window} steps), thick: their median; "
-            "dashed: shallow and wide.",
+            f"dashed: shallow and wide; {CUT_WORDS}.",
         )
         label_line_ends(axes, ends, colors)
     return figure

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from figures._curves import ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, paired_gap, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
@@ -165,7 +165,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         caption(
             figure,
             f"{size_words(frame)}. Peak learning rate {first['peak_lr']:g}, {first['warmup']} steps of warm-up, cosine decay; "
-            f"thin: each seed (mean of {window} steps), thick: their median. Validation loss (nats/token): {validation}.",
+            f"thin: each seed (mean of {window} steps), thick: their median; {CUT_WORDS}. Validation loss "
+            f"(nats/token): {validation}.",
         )
         label_line_ends(axes, ends, colors)
     return figure
