@@ -188,7 +188,11 @@ class _Slurm:
         slurm_jobs_alive(set())
 
     def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
-        """Queue a job that may be queued again when it is preempted or out of time."""
+        """Queue a job that may be queued again when it is preempted or out of time.
+
+        Raises:
+            SweepError: if the queue refuses it.
+        """
         executor = self._submitit.AutoExecutor(folder=self._folder, cluster="slurm", slurm_max_num_timeout=1000)
         parameters: dict[str, Any] = {
             "name": "keel",
@@ -203,8 +207,12 @@ class _Slurm:
         if gpu is not None:
             parameters["gpus_per_node"] = 1
         executor.update_parameters(**parameters, **self._options.parameters)
-        with _threads(self._options.threads):
-            return _SlurmJob(str(executor.submit(job).job_id))
+        try:
+            with _threads(self._options.threads):
+                return _SlurmJob(str(executor.submit(job).job_id))
+        except RuntimeError as error:  # submitit's own error is one, and holds all that sbatch has said
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise SweepError(f"Slurm refuses the job: {said}; jobs that are queued already stay there") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,10 @@ class RunOptions:
                 raise SweepError(f"{name} must be at least {value}, got {given}")
         if self.job.threads < 1:
             raise SweepError(f"threads must be at least 1, got {self.job.threads}")
+        if self.job.minutes is not None and self.job.minutes < 1:
+            raise SweepError(f"time must be at least 1 minute, got {self.job.minutes}")
+        if not self.save_seconds >= 0:
+            raise SweepError(f"save_seconds must be at least 0, got {self.save_seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

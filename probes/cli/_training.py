@@ -89,10 +89,16 @@ def corpus_of(texts: list[str] | None, tokenizer: str, column: str, folder: Path
 
 
 def threads(n: int | None) -> None:
-    """Use this many CPU threads; None leaves the choice to torch."""
+    """Use this many CPU threads; None leaves the choice to torch.
+
+    Raises:
+        typer.BadParameter: if there are fewer than one.
+    """
     import torch
 
     if n is not None:
+        if n < 1:
+            raise typer.BadParameter(f"at least 1 thread is needed, got {n}", param_hint="--threads")
         torch.set_num_threads(n)
 
 

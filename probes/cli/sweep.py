@@ -2,6 +2,7 @@ r"""``keel sweep``: many stress tests or trainings, on one machine or a Slurm cl
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,7 +83,7 @@ def run(
         executor=executor,
         jobs=jobs,
         gpus=gpus,
-        memory=None if memory is None else int(memory * 1e9),
+        memory=None if memory is None else _bytes(memory),
         retries=retries,
         save_seconds=save_seconds,
         keep_weights=keep_weights,
@@ -132,6 +133,12 @@ def _values(name: str, text: str) -> list[Any]:
         return [kind(part.strip()) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"'{text}' is not a list of numbers such as 1,2", param_hint=f"--{name}") from error
+
+
+def _bytes(gigabytes: float) -> int:
+    if not math.isfinite(gigabytes):
+        raise typer.BadParameter(f"must be a finite number of GB, got {gigabytes}", param_hint="--memory")
+    return int(gigabytes * 1e9)
 
 
 def _tell(event: Event) -> None:

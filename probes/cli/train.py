@@ -68,6 +68,9 @@ def train(
     from probes.training_config import TrainingConfig, evenly_spaced
 
     _training.threads(threads)
+    for name, value in (("profiles", profiles), ("save-seconds", save_seconds)):
+        if not value >= 0:
+            raise typer.BadParameter(f"must be at least 0, got {value}", param_hint=f"--{name}")
     corpus_config, corpus = _training.corpus_of(text, tokenizer, column, output)
     options = _training.ModelOptions(scheme=scheme, settings=settings or [], blocks=blocks, width=width, dtype=dtype, seed=seed)
     plain = TrainingConfig(

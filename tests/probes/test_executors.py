@@ -100,6 +100,19 @@ def test_a_slurm_job_without_wishes_leaves_them_to_the_cluster(
     assert submitit.parameters.keys().isdisjoint({"timeout_min", "slurm_partition", "gpus_per_node"})
 
 
+def test_a_job_that_slurm_refuses_is_one_message(tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "")
+
+    def refuse(job: TrialJob) -> None:
+        raise RuntimeError("sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job submission failed")
+
+    monkeypatch.setattr(submitit, "submit", refuse)
+    before = os.environ.get("OMP_NUM_THREADS")
+    with pytest.raises(SweepError, match=r"Slurm refuses the job: sbatch: error: invalid partition specified: gpuu sbatch"):
+        make_executor("slurm", tmp_path, JobOptions()).submit(work(tmp_path), memory=1, gpu=None)
+    assert os.environ.get("OMP_NUM_THREADS") == before
+
+
 def test_a_queue_is_asked_which_jobs_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "3\n5\n8\n")
     assert slurm_jobs_alive({"3", "4", "8"}) == {"3", "8"}

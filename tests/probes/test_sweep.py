@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -232,6 +233,8 @@ def test_stopping_ends_what_runs_and_says_how_to_go_on(
         ({"retries": -1}, r"retries must be at least 0, got -1"),
         ({"memory": 0}, r"memory must be at least 1, got 0"),
         ({"job": JobOptions(threads=0)}, r"threads must be at least 1, got 0"),
+        ({"job": JobOptions(minutes=0)}, r"time must be at least 1 minute, got 0"),
+        ({"save_seconds": math.nan}, r"save_seconds must be at least 0, got nan"),
     ],
 )
 def test_options_outside_their_domain_are_named(changes: dict[str, Any], message: str) -> None:

@@ -141,6 +141,8 @@ def test_a_bad_file_is_one_message_and_code_2(file, monkeypatch, capsys, text, m
         (["run", "nowhere.toml"], "cannot read the sweep 'nowhere.toml': No such file"),
         (["run", "FILE", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["run", "FILE", "--threads", "0"], "threads must be at least 1, got 0"),
+        (["run", "FILE", "--memory", "nan"], "must be a finite number of GB, got nan"),
+        (["run", "FILE", "--time", "0"], "time must be at least 1 minute, got 0"),
         (["status", "nowhere"], "nowhere holds no sweep"),
         (["results", "nowhere"], "nowhere holds no sweep"),
     ],

@@ -112,6 +112,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(text, tmp_path, monkeypatch, 
         (["--width", "21"], "must be even for rotary embeddings"),
         (["--tokenizer", "words"], "give bytes, bpe:N"),
         (["--set", "alpha=L.x"], "'L.x' in 'L.x' is not allowed"),
+        (["--threads", "0"], "at least 1 thread is needed, got 0"),
+        (["--profiles", "-1"], "Invalid value for --profiles: must be at least 0, got -1"),
+        (["--save-seconds", "nan"], "Invalid value for --save-seconds: must be at least 0, got nan"),
+        (["--accumulation", "3"], "batch_size 2 is not divisible by accumulation 3"),
+        (["--tokenizer", "bpe:100"], "needs a number of tokens above 256"),
+        (["--warmup", "60"], "warmup must end before the last of 60 steps, got 60"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(options, message, text, tmp_path, monkeypatch, capsys) -> None:
