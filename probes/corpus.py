@@ -45,7 +45,7 @@ class CorpusConfig:
 
     Attributes:
         sources: ``stdlib`` (sources and prose of Python's standard library), text files, folders, folders that
-            ``datasets`` saved, or ``hub:NAME`` / ``hub:NAME@SUBSET`` for a data set of the hub.
+            ``datasets`` saved, or ``hub:NAME`` / ``hub:NAME@SUBSET`` for a data set of the hub or a folder of Parquet files.
         tokenizer: ``bytes``; ``bpe:N``, a byte-level BPE of N tokens trained on the training side; or a tokenizer.json.
         column: of a data set, holds the text.
         max_bytes: reading stops after this many bytes of UTF-8.

@@ -62,7 +62,9 @@ def read_documents(sources: Sequence[str], *, column: str = "text", max_bytes: i
             if left <= 0:
                 return Documents(tuple(documents), n_skipped)
     if not documents:
-        raise TextError(f"no text in {', '.join(sources)}: empty, or no file of UTF-8 text")
+        raise TextError(
+            f"no text in {', '.join(sources)}: empty, or no file of UTF-8 text; a folder of Parquet files is read as hub:FOLDER"
+        )
     return Documents(tuple(documents), n_skipped)
 
 

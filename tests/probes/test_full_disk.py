@@ -21,8 +21,12 @@ from probes.corpus import Corpus, CorpusConfig, build_corpus
 from probes.errors import OutputError
 from probes.run_folder import RunFolder, read_log
 from probes.saving import load_model
+from probes.sweep import RunOptions, run_sweep
+from probes.sweep_folder import SweepFolder
 from probes.training import TrainingConfig, train
+from probes.trial_folder import TrialState
 from tests.probes._runs import numbers, small_run
+from tests.probes._sweeps import small_sweep
 
 resource = pytest.importorskip("resource")
 
@@ -140,3 +144,37 @@ def test_a_full_disk_loses_nothing_that_was_saved(
         train(config, corpus=corpus, folder=tmp_path / "run", save_steps=2)
     monkeypatch.undo()
     assert_nothing_is_lost(tmp_path / "run", whole, config, corpus, first_step)
+
+
+@pytest.fixture(scope="module")
+def whole_sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
+    path = tmp_path_factory.mktemp("sweep")
+    run_sweep(small_sweep(schemes=["keel"]), path, RunOptions(executor="debug"))
+    return SweepFolder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [("log.jsonl", 20), ("latest.safetensors", 1), ("model.safetensors", 1), ("result.json", 1), ("result.json", 2)],
+)
+def test_a_trial_that_met_a_full_disk_says_so_and_the_next_sweep_ends_it(
+    name: str,
+    nth: int,
+    fill: Callable[[str, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    whole_sweep: SweepFolder,
+) -> None:
+    sweep = small_sweep(schemes=["keel"])
+    fill(name, nth)
+    assert run_sweep(sweep, tmp_path, RunOptions(executor="debug")) == {TrialState.FAILED: 1}
+    monkeypatch.undo()
+    (trial,) = SweepFolder(tmp_path).read()[1]
+    assert trial.failure is not None
+    assert trial.failure["error"].startswith("OutputError: cannot write ")
+    assert run_sweep(sweep, tmp_path, RunOptions(executor="debug")) == {TrialState.FINISHED: 1}
+    (reference,) = whole_sweep.read()[1]
+    assert numbers(trial.records()) == numbers(reference.records())
+    assert trial.result is not None
+    assert trial.result["judgement"] == reference.result["judgement"]
+    assert trial.failure is None

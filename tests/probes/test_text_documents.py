@@ -3,6 +3,7 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from probes.errors import TextError
@@ -94,3 +95,18 @@ def test_a_data_set_saved_by_the_library_is_read(tmp_path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(str(tmp_path / "set"))
     assert read_documents([str(tmp_path / "set")], max_bytes=100).documents == ("one", "two")
+
+
+def test_a_folder_of_parquet_files_is_streamed_as_the_hub_is(tmp_path) -> None:
+    pytest.importorskip("datasets")
+    pd.DataFrame({"text": [f"document {i}" for i in range(30)]}).to_parquet(tmp_path / "part.parquet")
+    assert len(read_documents([f"hub:{tmp_path}"], max_bytes=10_000).documents) == 30
+    assert sum(map(len, read_documents([f"hub:{tmp_path}"], max_bytes=25).documents)) == 25
+    with pytest.raises(TextError, match="no column 'content'; its columns: text"):
+        read_documents([f"hub:{tmp_path}"], column="content", max_bytes=25)
+
+
+def test_a_folder_of_parquet_files_alone_says_how_it_is_read(tmp_path) -> None:
+    pd.DataFrame({"text": ["document"]}).to_parquet(tmp_path / "part.parquet")
+    with pytest.raises(TextError, match="a folder of Parquet files is read as hub:FOLDER"):
+        read_documents([str(tmp_path)], max_bytes=25)
