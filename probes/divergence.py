@@ -1,7 +1,8 @@
 r"""Judge a run whose learning rate rises: whether, when and how it diverges, and the largest rate that it tolerates.
 
 Training is fed point by point, and so is a finished log; the same points give the same judgement either way. The judge looks
-at a hundred fixed places of the ramp, and stops listening once it is certain; what comes later changes nothing.
+at a hundred fixed places of the ramp, and is done once it is certain; what comes later changes nothing. Told to listen to the
+end it adds the criteria that are met later, beside the verdict and its onsets as they were.
 
 Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number): see ``probes/judgement.py`` for the answer and
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class StreamingJudge:
         ramp_steps: steps of the whole ramp, >= 1.
         landmarks: what is known about a healthy run.
         thresholds: when something counts.
-        to_end: listen to the end even when certain, for the Max LR by every criterion.
+        to_end: listen to the end even when certain, for the Max LR by every criterion; the verdict is the same without.
 
     Raises:
         ValueError: if ramp_steps is below 1.
@@ -105,6 +106,7 @@ class StreamingJudge:
         self._next_look = 0.0
         self._since: tuple[Outcome, int] | None = None
         self._certain = False
+        self._verdict: _Findings | None = None
 
     @property
     def certain(self) -> bool:
@@ -157,6 +159,8 @@ class StreamingJudge:
         outcome = _outcome(self, findings)
         if self._since is None or self._since[0] is not outcome:
             self._since = (outcome, step)
+        if self._verdict is None and findings.certain:
+            self._verdict = findings
         self._certain = findings.certain and not self._to_end
 
     @property
@@ -192,7 +196,7 @@ def judge_run(
         ramp_steps: length of the ramp; the last step where None.
         landmarks: what is known about a healthy run.
         thresholds: when something counts.
-        to_end: judge every criterion on all points, even after the verdict is certain.
+        to_end: add the criteria that are met after the verdict is certain; the verdict is the same without.
 
     Returns:
         The judgement.
@@ -212,6 +216,19 @@ def judge_run(
 
 
 def _findings(judge: StreamingJudge) -> _Findings:
+    """Everything found; what was found when the judge became certain stands, also where it listens on."""
+    verdict = judge._verdict
+    if judge._certain and verdict is not None:
+        return verdict
+    found = _search(judge)
+    if verdict is None:
+        return found
+    return replace(
+        found, met=found.met | verdict.met, deciding=verdict.deciding, open_spike=None, undecidable=None, certain=True
+    )
+
+
+def _search(judge: StreamingJudge) -> _Findings:
     losses = np.asarray(judge._losses, float)
     steps = np.asarray(judge._steps, float)
     thresholds = judge.thresholds

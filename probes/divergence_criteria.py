@@ -15,7 +15,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.onset import Bend, FloatArray, aged_median, aged_windows, date_bend, noise_deviation, running_median, trend
+from probes.onset import (
+    Bend,
+    FloatArray,
+    Piece,
+    aged_median,
+    aged_windows,
+    date_bend,
+    lasting_noise,
+    noise_deviation,
+    running_median,
+    straight_pieces,
+    trend,
+)
+from probes.rise_onset import date_rise
 
 __all__ = ["JudgeThresholds", "Lag", "LagKind", "Landmarks", "Record", "Rise", "find_lag", "find_non_finite", "find_rise"]
 
@@ -136,6 +149,21 @@ class Record:
         return noise_deviation(self.losses)
 
     @cached_property
+    def lasting_noise(self) -> float:
+        """The deviation that counts for means of many points."""
+        return lasting_noise(self.losses, self.noise)
+
+    @cached_property
+    def clipped(self) -> FloatArray:
+        """The losses, single ones far from the level brought to within three standard deviations of it, shape (n,)."""
+        return np.clip(self.losses, self.level - 3 * self.noise, self.level + 3 * self.noise)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The losses in straight pieces, as many as the noise allows to tell apart."""
+        return straight_pieces(self.steps, self.clipped, self.lasting_noise)
+
+    @cached_property
     def initial(self) -> float:
         """Loss of the untrained model."""
         known = self.landmarks.initial_loss
@@ -236,9 +264,16 @@ def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
     window = record.lasting_window(thresholds.rise * learned, thresholds.rise_noise * record.noise)
     calm = np.full(len(record.losses), record.noise * math.sqrt(5 / window))
     slow = _find_rise(record, thresholds, running_median(record.losses, window), calm)
-    if slow is not None and slow.settled and record.level[-3:].min() > slow.before + slow.tolerance / 2:
+    if slow is not None and slow.settled and _is_up(record, slow, window):
         return slow
     return sharp if sharp is not None and _stands_out(record, sharp) else None
+
+
+def _is_up(record: Record, rise: Rise, window: int) -> bool:
+    """Whether the last points are up too, as many as tell the level before from the one since; a wide window overlooks them."""
+    needed = (4 * record.noise / max(rise.after - rise.before, 1e-9)) ** 2
+    last = record.losses[-int(min(max(needed, 5), window)) :]
+    return float(np.median(last)) > rise.before + rise.tolerance / 2
 
 
 def _stands_out(record: Record, rise: Rise) -> bool:
@@ -262,7 +297,7 @@ def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, n
     lasted = record.share(recognised)
     enough_points = len(level) - recognised >= thresholds.min_points
     return Rise(
-        index=_date_rise(record, recognised, level, noise),
+        index=date_rise(record, recognised, level, float(tolerance[recognised])),
         recognised=recognised,
         before=before,
         after=float(lowest_after[recognised]),
@@ -283,50 +318,6 @@ def _returns(record: Record, recognised: int, target: float) -> bool:
     pace = rise / (record.steps[-1] - record.steps[half])
     left = record.ramp_steps - record.steps[-1]
     return bool(float(np.median(record.level[half:])) + pace * left < target)
-
-
-def _date_rise(record: Record, recognised: int, smooth: FloatArray, noise: FloatArray) -> int:
-    """Where a rise begins that the smooth level recognises at some point."""
-    before = float(smooth[:recognised].min())
-    lowest_after = np.minimum.accumulate(smooth[::-1])[::-1]
-    top = float(lowest_after[-3:].min()) if len(smooth) - recognised > 3 else float(smooth[-1])
-    jump = _date_jump(record, recognised, before + 0.25 * (top - before))
-    if jump is not None:
-        return jump
-    half_way = recognised + int(np.argmax(lowest_after[recognised:] >= before + 0.6 * (top - before)))
-    level, error = _calmer(record, smooth, noise)
-    at_base = np.flatnonzero(level[:half_way] <= float(level[:recognised].min()) + 2 * error[:half_way])
-    last = int(at_base[-1]) if len(at_base) else recognised - 1
-    return _bend_up(record, last, half_way)
-
-
-def _calmer(record: Record, smooth: FloatArray, noise: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Of the level in use and the aged one, that with less noise at the end."""
-    if record.aged_noise[-1] < noise[-1]:
-        return record.aged_level, record.aged_noise
-    return smooth, noise
-
-
-def _date_jump(record: Record, recognised: int, height: float) -> int | None:
-    """A sharp rise: the first of a few neighbours whose own loss stands out of the noise; None where the rise takes longer."""
-    usual = float(np.median(record.losses[max(0, recognised - 20) : max(1, recognised - 4)]))
-    index = recognised
-    while index > 1 and record.losses[index - 1] > usual + 4 * record.noise:
-        index -= 1
-    soon = float(record.level[min(recognised + 2, len(record.level) - 1)])
-    sharp = recognised - index <= 6 and soon > max(height, usual + 6 * record.noise)
-    return index if sharp else None
-
-
-def _bend_up(record: Record, last: int, half_way: int) -> int:
-    """A slow rise: the bend between what came before and the first half of the rise, earlier spikes cut off."""
-    height = record.aged_level[half_way] - record.aged_level[last]
-    high = np.flatnonzero(record.aged_level[:last] > record.aged_level[last] + max(0.5 * height, 3 * record.noise))
-    start = max(0, last - (half_way - last) - 5, *(high[-1:] - 1))
-    ceiling = np.minimum.accumulate(record.level[: last + 1]) + 3 * record.noise
-    values = np.concatenate([np.minimum(record.level[: last + 1], ceiling), record.level[last + 1 :]])
-    tau = date_bend(record.steps[start : half_way + 1], values[start : half_way + 1], Bend.FREE)
-    return int(np.searchsorted(record.steps, tau, side="right"))
 
 
 class LagKind(Enum):

@@ -276,6 +276,36 @@ def slowly_worse(draw: _Draw) -> Curve:
     return draw.curve("slowly worse", "irrecoverable_spike", onset, mean, draw.any_landmarks())
 
 
+def drift_then_rise(draw: _Draw) -> Curve:
+    """A drift of a fraction of what counts as a rise, and then the rise: the drift is none of the trouble.
+
+    Without a reference, beside which the drift would be a lag.
+    """
+    onset = draw.uniform_step(0.4, 0.75)
+    drift = round(draw.rng.uniform(0.1, 0.3) * draw.n)
+    mean, before = _drifting(draw, onset - drift, drift, draw.rng.uniform(0.01, 0.03) * draw.span)
+    length = max(2, round(draw.rng.uniform(0.005, 0.05) * draw.n))
+    rise = draw.rng.uniform(0.3, 1.2) * draw.span * np.minimum(np.arange(1, draw.n - onset + 2) / length, 1.0)
+    mean[onset - 1 :] = before + rise
+    return draw.curve("drift then rise", "irrecoverable_spike", onset, mean, str(draw.rng.choice(["unigram", "none"])))
+
+
+def drift_that_counts(draw: _Draw) -> Curve:
+    """A drift that leaves the level for good long before a jump makes it worse: the trouble begins with the drift."""
+    onset = draw.uniform_step(0.3, 0.5)
+    drift = round(draw.rng.uniform(0.15, 0.3) * draw.n)
+    mean, before = _drifting(draw, onset, drift, draw.rng.uniform(0.3, 0.5) * draw.span)
+    mean[onset + drift - 1 :] = before + draw.rng.uniform(0.2, 0.6) * draw.span
+    return draw.curve("drift that counts", "irrecoverable_spike", onset, mean, draw.any_landmarks())
+
+
+def _drifting(draw: _Draw, onset: int, length: int, height: float) -> tuple[FloatArray, float]:
+    """The healthy mean that rises evenly from a step on; and its value at the end of that."""
+    mean = draw.healthy.copy()
+    mean[onset - 1 : onset + length] = mean[onset - 2] + height * np.linspace(0, 1, length + 1)
+    return mean, float(mean[onset + length - 1])
+
+
 def slow_learning(draw: _Draw) -> Curve:
     """Still falling, at a fraction of the reference's pace from some step on."""
     slowed = draw.rng.uniform(0.15, 0.4)
@@ -302,6 +332,8 @@ MAKERS: tuple[Callable[[_Draw], Curve], ...] = (
     fall_back,
     slowly_worse,
     slow_learning,
+    drift_then_rise,
+    drift_that_counts,
 )
 
 

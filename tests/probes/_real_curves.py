@@ -94,7 +94,7 @@ _KEY = ["scheme", "n_sublayers", "peak_lr", "seed"]
 @cache
 def real_curves() -> tuple[RealCurve, ...]:
     """Every recorded curve that has a label, in the order of the labels."""
-    points = {key: part for key, part in pd.read_parquet(_POINTS).groupby(_KEY)}
+    points = dict(iter(pd.read_parquet(_POINTS).groupby(_KEY)))
     return tuple(_curve(points[key], label) for key, label in _labels().items())
 
 
