@@ -137,7 +137,7 @@ def _gains(axes: Axes, gain: pd.Series[float]) -> None:
     axes.vlines(gain.index, 0, gain, color=color, linewidth=1.0)
     axes.plot(gain.index, gain, "o", color=color, mfc="white", mew=1.2, ms=5)
     for depth, points in gain.items():
-        axes.annotate(f"{points:+.1f}", (depth, points), (0, 5), textcoords="offset points", color=color, size=7, ha="center")  # type: ignore[arg-type]
+        axes.annotate(f"{points:+.1f}", (depth, points), (0, 5), textcoords="offset points", color=color, size=7, ha="center")
     axes.set_ylim(0, 1.35 * float(gain.max()))
     axes.set_ylabel("Keel − Pre-LN\n(points)")
 

@@ -173,8 +173,9 @@ def _words(frame: pd.DataFrame) -> str:
     smaller = f" Value, output and FFN matrices start × {gains.iloc[-1]:.3g}." if (gains != 1.0).any() else ""
     profiled = " Shortcut scales are profiled on data, then learned." if (frame["profile"] != "none").any() else ""
     changed = f" with {first['changed']} in the place of the published value" if first["changed"] else ""
+    blocks = int(frame["block"].max()) + 1
     return (
-        f"{first['equation']}{changed}. Drawn at L = {first['n_sublayers']} sub-layers ({int(frame['block'].max()) + 1} blocks), from "
+        f"{first['equation']}{changed}. Drawn at L = {first['n_sublayers']} sub-layers ({blocks} blocks), from "
         f"the spec that builds the models.{smaller}{profiled} {first['source']}."
     )
 

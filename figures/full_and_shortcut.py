@@ -276,7 +276,7 @@ def _profiles(axes: Axes, frame: pd.DataFrame) -> None:
         axes.plot(x, full.median(), color=color, linewidth=1.6, label=f"full {scheme}")
         axes.plot(x, closed.median(), color=_CLOSED, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3, label=f"closed {scheme}")
         some = np.unique(np.linspace(0, len(x) - 1, 14).round().astype(int))
-        _whiskers(axes, x[some], *(each.to_numpy()[some] for each in (alone.median(), alone.min(), alone.max())), str(scheme))
+        _whiskers(axes, alone.agg(["median", "min", "max"]).iloc[some], str(scheme))
 
 
 def _against_depth(axes: Axes, gains: pd.DataFrame) -> None:
@@ -290,18 +290,19 @@ def _against_depth(axes: Axes, gains: pd.DataFrame) -> None:
         axes.fill_between(x, full.min(), full.max(), color=color, alpha=0.2, linewidth=0)
         axes.plot(x, full.median(), color=color, linewidth=1.6, label=f"full {scheme}")
         axes.plot(x, closed.median(), color=_CLOSED, linewidth=0.7, linestyle=(0, (4, 2)), zorder=3, label=f"closed {scheme}")
-        _whiskers(axes, x, *(each.to_numpy() for each in (alone.median(), alone.min(), alone.max())), str(scheme))
+        _whiskers(axes, alone.agg(["median", "min", "max"]), str(scheme))
     depths = sorted(set(gains["n_sublayers"]))
     axes.set_xticks(depths, [str(depth) for depth in depths])
     axes.minorticks_off()
 
 
-def _whiskers(axes: Axes, x: NDArray[Any], middle: NDArray[Any], low: NDArray[Any], high: NDArray[Any], scheme: str) -> None:
+def _whiskers(axes: Axes, spread: pd.DataFrame, scheme: str) -> None:
+    """Hollow markers at the median, whiskers from the smallest to the largest; the index is x."""
     style = scheme_style(scheme)
-    errors = np.clip([middle - low, high - middle], 0.0, None)
+    errors = [(spread["median"] - spread["min"]).clip(lower=0.0), (spread["max"] - spread["median"]).clip(lower=0.0)]
     axes.errorbar(
-        x,
-        middle,
+        spread.index,
+        spread["median"],
         yerr=errors,
         color=style.color,
         marker=style.marker,
