@@ -104,23 +104,22 @@ def limit_losses(axes: Axes, frame: pd.DataFrame, window: int = 5) -> None:
     axes.set_ylim(low - 0.05 * (high - low), high + 0.08 * (high - low))
 
 
-def mark_entropy(axes: Axes, frame: pd.DataFrame) -> None:
-    """A dotted line at the unigram entropy of the text, named at its left end."""
+def mark_entropy(axes: Axes, frame: pd.DataFrame, *, outside: bool = False) -> None:
+    """A dotted line at the unigram entropy of the text, named at its right end.
+
+    Args:
+        axes: to draw on.
+        frame: of runs over one text.
+        outside: write the name beside the axes, where the curves lie on the line.
+    """
     level = float(frame["unigram_entropy"].iloc[0])
     axes.axhline(level, color=_GREY, linestyle=(0, (1, 2)), linewidth=0.8, zorder=1)
-    axes.annotate(
-        "unigram entropy",
-        (1.0, level),
-        (-1, 1.5),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        size=6,
-        color=_GREY,
-        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.4},
-        zorder=5,
-    )
+    words: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 6, "color": _GREY}
+    if outside:
+        axes.annotate("unigram\nentropy", (1.0, level), (3, 0), ha="left", va="center", **words)
+        return
+    box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.4}
+    axes.annotate("unigram entropy", (1.0, level), (-1, 1.5), ha="right", va="bottom", bbox=box, zorder=5, **words)
 
 
 def size_words(frame: pd.DataFrame) -> str:

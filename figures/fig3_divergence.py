@@ -288,8 +288,8 @@ def _draw_pair(axes: Axes, rows: pd.DataFrame) -> None:
     for curve, color in ((healthy, _HEALTHY_COLOR), (diverged, style.color)):
         _draw_run(axes, curve, color)
     top = float(min(rows["initial_loss"].iloc[0], np.nanmax(rows["loss"]))) + 0.15
-    axes.set(xlim=(0, end), ylim=(float(np.nanmin(rows["loss"])) - 0.1, top))
-    mark_entropy(axes, rows)
+    axes.set(xlim=(0, end), ylim=(float(np.nanmin(rows["loss"])) - 0.35, top))
+    mark_entropy(axes, rows, outside=True)
     onset = int(first["onset_step"])
     axes.axvline(onset, color=style.color, linewidth=0.8, linestyle=(0, (4, 2)))
     words = f"{get_scheme(str(first['scheme'])).label}\nonset: step {onset}\nMax LR {first['max_lr']:.2g}"
@@ -306,10 +306,11 @@ def _draw_pair(axes: Axes, rows: pd.DataFrame) -> None:
         color=style.color,
     )
     axes.text(
-        0.03,
+        0.97 if right else 0.03,
         0.03,
         f"{get_scheme(str(healthy['scheme'].iloc[0])).label}, {healthy['judged'].iloc[0].replace('_', ' ')}",
         transform=axes.transAxes,
+        ha="right" if right else "left",
         size=7,
         color="#666666",
     )

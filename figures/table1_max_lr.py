@@ -196,9 +196,10 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         frame: of :func:`compute`.
 
     Returns:
-        Per scheme the Max LR by the deciding criterion in words, with kinds and best loss (nats per token); both orders,
-        weakest first; Spearman's rank correlation of the medians; the pairs that contradict the paper, and those that cannot be
-        told apart; and the verdict: reproduced if the medians have the paper's order and no pair contradicts it; in direction
+        Per scheme the Max LR by the deciding criterion in words, with kinds and best loss (nats per token); every cell of the
+        table, at every depth, ramp and by every criterion that some seed meets, in words; both orders, weakest first;
+        Spearman's rank correlation of the medians; the pairs that contradict the paper, and those that cannot be told apart;
+        and the verdict: reproduced if the medians have the paper's order and no pair contradicts it; in direction
         if Pre-LN and Keel are the two highest and the rank correlation is at least 0.6.
     """
     from scipy.stats import spearmanr
@@ -224,6 +225,18 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
             }
             for name, cell in chosen.items()
         },
+        "cells": [
+            {
+                "scheme": cell.scheme,
+                "n_sublayers": cell.n_sublayers,
+                "peak_lr_of_the_ramp": cell.peak_lr,
+                "criterion": cell.criterion,
+                "max_lr": cell.summary.words(),
+                "seeds": cell.summary.n_seeds,
+            }
+            for cell in _cells(frame)
+            if cell.criterion == "overall" or "met" in cell.outcomes
+        ],
         "order_in_the_paper": known,
         "order_measured": order,
         "rank_correlation": correlation,

@@ -134,6 +134,8 @@ def test_the_papers_order_is_reproduced() -> None:
     assert found["rank_correlation"] == pytest.approx(1)
     assert found["pairs_against_the_paper"] == found["pairs_not_told_apart"] == []
     assert found["schemes"]["keel"]["max_lr"] == "0.031 (0.03 to 0.032)"
+    assert {cell["criterion"] for cell in found["cells"]} == {"overall", "stagnation"}
+    assert len(found["cells"]) == 12
 
 
 def test_keel_below_pre_ln_is_a_pair_against_the_paper() -> None:
