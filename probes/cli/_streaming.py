@@ -102,13 +102,11 @@ def opened(
     Yields:
         The checkpoint, and the same opened for streaming or None.
     """
-    from probes.checkpoint import load_checkpoint
-
     device_map = _device_map(placement)
     if device_map is not None:
         if stream:
             raise typer.BadParameter("blocks are either streamed or placed; give one of the two", param_hint="--placement")
-        loaded = load_checkpoint(checkpoint, dtype=dtype, device_map=device_map)
+        loaded = _placed(checkpoint, dtype, device_map)
         _check_placement(loaded, gradients)
         yield loaded, None
         return
@@ -118,6 +116,8 @@ def opened(
         with open_streamed(checkpoint, dtype=dtype, device=device) as streamed:
             yield streamed.checkpoint, streamed
         return
+    from probes.checkpoint import load_checkpoint
+
     yield load_checkpoint(checkpoint, dtype=dtype, device=device), None
 
 
@@ -150,6 +150,22 @@ def _device_map(placement: str | None) -> str | dict[str, object] | None:
             f"'{placement}' is no placement; known: {known}, or a JSON table of modules and devices", param_hint="--placement"
         )
     return table
+
+
+def _placed(checkpoint: str, dtype: torch.dtype | None, device_map: str | dict[str, object]) -> Checkpoint:
+    """A checkpoint whose blocks accelerate has spread."""
+    from probes.checkpoint import load_checkpoint
+    from probes.errors import CheckpointError
+
+    try:
+        return load_checkpoint(checkpoint, dtype=dtype, device_map=device_map)
+    except CheckpointError as error:
+        if "offload_folder" not in str(error):  # accelerate's word for a second copy of the weights
+            raise
+        raise CheckpointError(
+            f"the placement leaves blocks of {checkpoint} on the disk, where accelerate would write them once more; use "
+            "--stream, which reads them from where they are"
+        ) from error
 
 
 def offloaded(loaded: Checkpoint) -> list[str]:

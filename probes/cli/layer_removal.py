@@ -319,11 +319,16 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
         "taylor: first-order estimate, nats/token; the others compare the stream before and after the unit.",
         f"Ranges are 0-based and half-open; modules of {result.costs[0].unit.name}: {_modules(result.costs[0].unit)}; "
         f"of {result.costs[-1].unit.name}: {_modules(result.costs[-1].unit)}.",
-        *(f"Modules of {cost.unit.name}: {_modules(cost.unit)}." for cost in result.named),
+        *(f"Modules of {unit.name}: {_modules(unit)}." for unit in _sets(result)),
         "",
         *result.verdict(),
     ]
     return "\n".join(lines)
+
+
+def _sets(result: LayerRemoval) -> list[Unit]:
+    """Units removed together that a reader may want to remove in his own code."""
+    return [cost.unit for cost in (*result.named, *([] if result.removable is None else [result.removable]))]
 
 
 def _modules(unit: Unit) -> str:

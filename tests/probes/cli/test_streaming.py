@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,42 @@ def test_placement_by_accelerate_gives_the_same_numbers(command, checkpoint, mon
     code, there, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--placement", '{"": "cpu"}')
     assert code == 0, err
     assert values(there) == pytest.approx(values(here), rel=1e-5, abs=TOLERANCE)
+
+
+def _half_on_disk(n_blocks: int = 6) -> str:
+    ends = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
+    return json.dumps(ends | {f"model.layers.{i}": ("cpu", "disk")[i % 2] for i in range(n_blocks)})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_blocks_on_the_disk_are_left_to_streaming(command, checkpoint, monkeypatch, capsys) -> None:
+    code, _, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--placement", _half_on_disk())
+    assert code == 2
+    assert "the placement leaves blocks of" in err
+    assert "use --stream, which reads them from where they are" in err
+
+
+PLACES = {
+    "one device": ({"": "cpu"}, []),
+    "two devices": ({"a": 0, "b": 1}, []),
+    "device and CPU": ({"a": 0, "b": "cpu"}, ["0", "cpu"]),
+    "device and disk": ({"a": 0, "b": "disk", "c": 0}, ["0", "disk"]),
+}
+
+
+@pytest.mark.parametrize(("places", "expected"), PLACES.values(), ids=PLACES)
+def test_weights_that_are_taken_away_get_no_backward_pass(places, expected) -> None:
+    from probes.cli._streaming import _check_placement, offloaded
+    from probes.errors import CheckpointError
+
+    loaded = SimpleNamespace(model=SimpleNamespace(hf_device_map=places), source="there")
+    assert offloaded(loaded) == expected
+    _check_placement(loaded, gradients=False)
+    if not expected:
+        _check_placement(loaded, gradients=True)
+        return
+    with pytest.raises(CheckpointError, match=r"takes weights on the CPU or disk away after the forward pass.*use --stream"):
+        _check_placement(loaded, gradients=True)
 
 
 @pytest.mark.parametrize(

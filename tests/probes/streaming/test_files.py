@@ -14,6 +14,7 @@ from probes.errors import CheckpointError
 from probes.streaming.files import FileReader
 from probes.streaming.gradients import measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
+from probes.streaming.removal import measure_streamed_layer_removal
 from probes.weight_files import find_weight_files
 from tests.probes.streaming._streamed import saved_family, two_batches
 
@@ -93,6 +94,22 @@ def test_a_header_that_changes_behind_size_and_time_is_noticed_at_the_end(stored
     reader.check()
     with pytest.raises(CheckpointError, match="another header"):
         reader.check_headers()
+
+
+@pytest.mark.parametrize("at_block", [1, 2])
+def test_a_shard_that_changes_during_a_removal_ends_it_by_name(at_block: int, tmp_path: Path) -> None:
+    folder = saved_family("llama", tmp_path)
+
+    def change(stage: str, done: int, total: int) -> None:
+        if done == at_block:
+            for path in folder.glob("*.safetensors"):
+                _touched(path)
+
+    with (
+        open_streamed(folder) as streamed,
+        pytest.raises(CheckpointError, match=r"model-0000\d-of-0000\d.safetensors has changed"),
+    ):
+        measure_streamed_layer_removal(streamed, two_batches(), on_progress=change)
 
 
 @pytest.mark.parametrize("at_step", [1, 4, 6])

@@ -1,0 +1,105 @@
+"""What a result says in words: the ends, the middle, what is cheap and what is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from probes.paired_bootstrap import Interval
+from probes.removal_result import LayerRemoval, UnitCost, cheap_units
+from probes.removal_units import Unit, UnitKind
+
+
+def unit(index: int) -> Unit:
+    return Unit(
+        name=f"block {index}",
+        kind=UnitKind.BLOCK,
+        start=index,
+        stop=index + 1,
+        block=index,
+        sublayers=(2 * index, 2 * index + 1),
+        modules=(f"blocks.{index}",),
+    )
+
+
+def result(losses: Sequence[float], *, error: float = 0.001, threshold: float = 0.1) -> LayerRemoval:
+    """A model whose blocks cost these nats, all with the same standard error."""
+
+    def interval(value: float) -> Interval:
+        known = math.isfinite(value) and math.isfinite(error)
+        low, high = (value - 2 * error, value + 2 * error) if known else (math.nan, math.nan)
+        return Interval(value=value, standard_error=error if known else math.nan, low=low, high=high)
+
+    costs = tuple(
+        UnitCost(unit=unit(i), delta_loss=interval(loss), delta_perplexity=interval(loss)) for i, loss in enumerate(losses)
+    )
+    return LayerRemoval(
+        family="llama",
+        objective="causal",
+        n_blocks=len(losses),
+        n_sublayers=2 * len(losses),
+        n_parameters=1,
+        dtype="float32",
+        device="cpu",
+        unit=UnitKind.BLOCK,
+        span=1,
+        n_steps=len(losses),
+        loss=interval(2.0),
+        perplexity=interval(7.4),
+        n_tokens=100,
+        n_predictions=99,
+        samples="9 sequences",
+        seed=0,
+        threshold=threshold,
+        costs=costs,
+    )
+
+
+def about_the_ends(found: LayerRemoval) -> str:
+    [sentence] = [sentence for sentence in found.verdict() if "critical" in sentence]
+    return sentence
+
+
+ENDS = {
+    "both": (
+        [8.0, 0.1, 0.05, 0.1, 1.5],
+        "First and last are critical (block 0 +8, block 4 +1.5), the middle is cheap beside them",
+    ),
+    "first": ([8.0, 0.1, 0.05, 0.1, 0.2], "Of the ends only block 0 +8 is critical, block 4 +0.2 is not"),
+    "last": ([0.1, 0.1, 0.05, 0.1, 2.0], "Of the ends only block 4 +2 is critical, block 0 +0.1 is not"),
+    "neither": ([0.3, 0.2, 0.2, 0.3, 0.4], "Neither end is critical with confidence: block 0 +0.3, block 4 +0.4"),
+    "below the threshold": ([0.09, 0.001, 0.001, 0.08], "Neither end is critical with confidence"),
+    "a middle that gains": ([2.0, -0.1, -0.2, 3.0], "First and last are critical"),
+}
+
+
+@pytest.mark.parametrize(("losses", "words"), ENDS.values(), ids=ENDS)
+def test_the_ends_are_called_critical_where_they_are(losses: list[float], words: str) -> None:
+    assert about_the_ends(result(losses)).startswith(words)
+
+
+@pytest.mark.parametrize("error", [2.0, math.nan], ids=["wide", "unknown"])
+def test_an_end_that_is_not_certain_is_not_called_critical(error: float) -> None:
+    assert about_the_ends(result([3.0, 0.1, 0.1, 3.0], error=error)).startswith("Neither end is critical with confidence")
+
+
+def test_the_middle_is_the_median_of_what_is_finite_between_the_ends() -> None:
+    assert "median between them +0.2 nats/token" in about_the_ends(result([9.0, 0.1, math.nan, 0.2, 0.3, 9.0]))
+
+
+def test_two_units_have_no_middle() -> None:
+    assert not any("critical" in sentence for sentence in result([9.0, 9.0]).verdict())
+
+
+def test_cheap_is_below_the_threshold_with_confidence_and_sorted() -> None:
+    costs = result([0.099, 0.05, 0.02, math.nan, 0.5], error=0.01).costs
+    assert [cost.unit.name for cost in cheap_units(costs, 0.1)] == ["block 2", "block 1"]
+
+
+def test_gains_and_missing_numbers_are_said() -> None:
+    verdict = result([1.0, -0.5, math.nan, math.inf, 1.0]).verdict()
+    assert "The model gains on this text from removing block 1 (below zero with confidence)." in verdict
+    assert "The loss is NaN without block 2; the other units are not touched by this." in verdict
+    assert "The loss is infinite without block 3; the other units are not touched by this." in verdict
