@@ -236,3 +236,27 @@ def test_new_file_has_ordinary_permissions_and_an_old_one_keeps_its_own(keel, tm
     assert stat.S_IMODE(new.stat().st_mode) == stat.S_IMODE(reference.stat().st_mode)
     assert stat.S_IMODE(old.stat().st_mode) == 0o600
     assert old.read_text() == new.read_text()
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_blocks_are_drawn_into_a_file(keel, tmp_path, ending):
+    file = tmp_path / f"keel.{ending}"
+    assert keel("schemes", "keel", "--set", "alpha=sqrt(L)", "--draw", str(file)) == (0, "", "")
+    assert file.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("keel", "--draw", "keel.tiff"), "must end in .png, .svg or .pdf"),
+        (("keel", "--draw", "no/such/folder/keel.svg"), "name a file in an existing folder"),
+        (("--draw", "keel.svg"), "--draw needs a scheme"),
+        (("nope", "--draw", "keel.svg"), "unknown scheme 'nope'"),
+    ],
+)
+def test_drawing_refuses_what_it_cannot_do(keel, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = keel("schemes", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
