@@ -231,11 +231,10 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes[1, 0].set_ylabel("gradient norm below the first\nblock over its value at the top")
         figure.legend(handles=_handles(list(dict.fromkeys(frame["scheme"]))), loc="outside upper center", ncols=3)
         caption(figure, _words(frame))
-        engine: Any = figure.get_layout_engine()
-        engine.set(rect=(*engine.get()["rect"][:2], 0.93, engine.get()["rect"][3]))  # names stand to the right
         figure.draw_without_rendering()
         for axis in axes[1]:
             _name(axis)
+        figure.draw_without_rendering()
     return figure
 
 
