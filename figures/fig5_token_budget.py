@@ -189,8 +189,8 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Per budget the gap Pre-LN minus Keel (nats per token, seed by seed) of the first tenth of the steps and of validation,
-        and the verdict: reproduced if in every seed and budget Keel starts higher and ends lower, and the gap is larger with
-        more tokens; in direction if in the median Keel ends lower with more tokens, and the gap grows.
+        the step from which on Keel's smoothed loss is the lower one, and the verdict: reproduced if in every seed and budget
+        Keel starts higher and ends lower, and the gap is larger with more tokens; in direction if in the median Keel ends lower with more tokens, and the gap grows.
     """
     curves = frame[frame["role"] == "budget"]
     runs = in_runs(curves).merge(_early(curves), on="trial")
@@ -207,6 +207,7 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
                 "tokens": steps * int(by_budget[steps]["tokens_per_step"].iloc[0]),
                 "early_gap_pre_ln_minus_keel": spread_over_seeds(early[steps].tolist()),
                 "validation_gap_pre_ln_minus_keel": spread_over_seeds(ends[steps].tolist()),
+                "overtakes_at_step": spread_over_seeds(_overtaking(curves[curves["steps"] == steps])),
                 "validation_loss": {
                     str(scheme): spread_over_seeds(rows["validation_loss"].tolist())
                     for scheme, rows in by_budget[steps].groupby("scheme", sort=False)
@@ -228,6 +229,13 @@ def _early(curves: pd.DataFrame) -> pd.DataFrame:
     """Mean loss of the first steps of each run."""
     first = curves[curves["step"] <= _EARLY_SHARE * curves["steps"]]
     return first.groupby("trial")["loss"].mean().rename("early_loss").reset_index()
+
+
+def _overtaking(rows: pd.DataFrame) -> list[float]:
+    """Per seed, the first step after which Keel's smoothed loss stays below Pre-LN's; one past the last if it never does."""
+    table = rows.pivot_table(index="step", columns=["scheme", "seed"], values="loss")
+    gaps = (smoothed(gap, _window(rows)) for gap in (table["pre_ln"] - table["keel"]).to_numpy(float).T)
+    return [float(np.flatnonzero(np.append(True, gap <= 0))[-1] + 1) for gap in gaps]
 
 
 def draw(frame: pd.DataFrame) -> Figure:

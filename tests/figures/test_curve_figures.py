@@ -117,6 +117,9 @@ def test_token_budget(early: float, few: float, many: float, verdict: str) -> No
     assert [row["validation_gap_pre_ln_minus_keel"]["median"] for row in found["budgets"]] == pytest.approx([few, many])
     assert [row["early_gap_pre_ln_minus_keel"]["median"] for row in found["budgets"]] == pytest.approx([-early, -early])
     assert [row["tokens"] for row in found["budgets"]] == [25_600, 102_400]
+    for row, lead in zip(found["budgets"], (few, many), strict=True):
+        late = row["steps"] + 1 if lead < 0 else row["steps"] // 10 + 1 if early > 0 else 1
+        assert row["overtakes_at_step"]["median"] == pytest.approx(late, abs=0.05 * row["steps"])
     assert found["peak_lr"] == {"pre_ln": 0.01, "keel": 0.02}
 
 
