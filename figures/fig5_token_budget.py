@@ -190,7 +190,8 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
     Returns:
         Per budget the gap Pre-LN minus Keel (nats per token, seed by seed) of the first tenth of the steps and of validation,
         the step from which on Keel's smoothed loss is the lower one, and the verdict: reproduced if in every seed and budget
-        Keel starts higher and ends lower, and the gap is larger with more tokens; in direction if in the median Keel ends lower with more tokens, and the gap grows.
+        Keel starts higher and ends lower, and the gap is larger with more tokens; in direction if in the median
+        Keel ends lower with more tokens, and the gap grows.
     """
     curves = frame[frame["role"] == "budget"]
     runs = in_runs(curves).merge(_early(curves), on="trial")
