@@ -184,7 +184,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
         first = frame.iloc[0]
         counts = ", ".join(
-            f"{depth} × {rows['width'].iloc[0]}: {rows['n_parameters'].median() / 1e6:.2f} M"
+            f"{depth} × {rows['width'].iloc[0]}: {rows['n_parameters'].median() / 1e6:.2f} M".replace(" ", "\N{NO-BREAK SPACE}")
             for depth, rows in frame.groupby("n_sublayers")
         )
         caption(

@@ -164,7 +164,14 @@ def test_deep_narrow(wide: float, deep: float, keel_wide: float, keel_deep: floa
 
 def test_deep_narrow_drawing() -> None:
     losses = {("pre_ln", 16): 2.5, ("pre_ln", 64): 2.4, ("keel", 16): 2.45, ("keel", 64): 2.3}
-    says = ["Keel 64 × 64", "Keel 16 × 128", "Pre-LN 16 × 128", "0.43 M", "n = 3 seeds", "dashed: shallow and wide"]
+    says = [
+        "Keel 64 × 64",
+        "Keel 16 × 128",
+        "Pre-LN 16 × 128",
+        "64\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}64:\N{NO-BREAK SPACE}0.43",
+        "n = 3 seeds",
+        "dashed: shallow and wide",
+    ]
     figure = assert_printable(fig8a_deep_narrow.draw, shapes(losses), width=ONE_COLUMN, says=says)
     dashed = [line for line in figure.axes[0].lines if line.get_linewidth() == 1.4 and line.get_linestyle() == "--"]
     assert len(dashed) == 2
