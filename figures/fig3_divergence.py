@@ -7,7 +7,7 @@ beside the healthy run over the same ramp, text and seed. Nothing is drawn for a
 
 Runs that are looked at, in this order: the finer ramp of Table 1 (0.05 in 600 steps, the same trials), then a slow ramp (0.003
 in 600 steps) of the schemes that stagnate on the former, where a run below its limit might still learn, but slowly: degradation
-is judged with the healthy run as reference, and the ramps of Table 1 alone are not sure to hold one.
+is judged with a healthy run as reference, Keel's and then Pre-LN's, and the ramps of Table 1 alone are not sure to hold one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             },
         },
         "cpu": {
-            "references": ["pre_ln", "keel"],
+            "references": ["keel", "pre_ln"],
             "sweeps": {
                 "table1_cpu": {
                     "schemes": [
@@ -77,7 +77,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                     "training": {"steps": 600, "batch_size": 4, "seq_len": 64},
                 },
                 "fig3_divergence": {
-                    "schemes": ["post_ln", "deepnorm", "hybrid_norm", "mix_ln", "pre_ln"],
+                    "schemes": ["post_ln", "deepnorm", "hybrid_norm", "mix_ln", "pre_ln", "keel"],
                     "blocks": [32],
                     "widths": [64],
                     "peaks": [0.003],
@@ -88,7 +88,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "gpu": {
             "device": "cuda",
-            "references": ["pre_ln", "keel"],
+            "references": ["keel", "pre_ln"],
             "sweeps": {
                 "fig3_divergence": {
                     "schemes": ["post_ln", "scaled_shortcut", "deepnorm", "hybrid_norm", "mix_ln", "pre_ln", "keel"],
@@ -103,18 +103,17 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""``references`` are the schemes whose healthy run stands beside the others, the first one first. The GPU preset (512
+"""``references`` are the schemes whose healthy run stands beside the others, the preferred one first. The GPU preset (512
 sub-layers of width 512, one GPU of 80 GB or more) has never been run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """A run, with what the judge says of it alone and beside the healthy run."""
+    """A run, with what the judge says of it alone, and beside each healthy run that there is, the preferred one first."""
 
     place: TrialFolder
     alone: Judgement
-    healthy: TrialFolder | None
-    beside: Judgement | None
+    beside: tuple[tuple[TrialFolder, Judgement], ...]
 
 
 def compute(
@@ -143,18 +142,17 @@ def compute(
         ]
         judged = list(_judged(folders, references))
         parts = [part for kind in KINDS for part in _chosen(kind, judged)]
-        parts += [_part(each.place, "", "tried", each.beside or each.alone, last=True) for each in judged]
+        parts += [_part(each.place, "", "tried", each.alone, last=True) for each in judged]
     return pd.concat(parts, ignore_index=True)
 
 
 def _judged(folders: Sequence[TrialFolder], references: Sequence[str]) -> Iterator[_Judged]:
-    """Every run that is not a healthy reference itself, the references last in line."""
+    """Every run, by itself and beside the healthy ones."""
     alone = {place.trial.key: _judge(place) for place in folders}
     healthy = [place for place in folders if alone[place.trial.key].outcome.value == "healthy"]
     for place in folders:
-        beside = _healthy_run(place, healthy, references)
-        judgement = None if beside is None else _judge(place, beside)
-        yield _Judged(place=place, alone=alone[place.trial.key], healthy=beside, beside=judgement)
+        beside = tuple((other, _judge(place, other)) for other in _healthy_runs(place, healthy, references))
+        yield _Judged(place=place, alone=alone[place.trial.key], beside=beside)
 
 
 def _judge(place: TrialFolder, reference: TrialFolder | None = None) -> Judgement:
@@ -165,24 +163,24 @@ def _judge(place: TrialFolder, reference: TrialFolder | None = None) -> Judgemen
     return judge_records(place.records(), corpus, ramp_steps=place.trial.config.steps, reference=records)
 
 
-def _healthy_run(place: TrialFolder, healthy: Sequence[TrialFolder], references: Sequence[str]) -> TrialFolder | None:
-    """The first reference scheme's healthy run that differs in nothing but its scheme."""
+def _healthy_runs(place: TrialFolder, healthy: Sequence[TrialFolder], references: Sequence[str]) -> Iterator[TrialFolder]:
+    """Healthy runs of the reference schemes that differ in nothing but their scheme."""
     for scheme in references:
         for other in healthy:
             differing = set(place.trial.config.differences(other.trial.config.to_dict()))
             if other.trial.config.model.scheme == scheme and differing == {"model.scheme"}:
-                return other
-    return None
+                yield other
 
 
 def _chosen(kind: str, judged: Sequence[_Judged]) -> Iterator[pd.DataFrame]:
     """Curves of the first run of a kind and of its healthy run."""
     for each in judged:
-        judgement = each.beside if kind == "degradation" else each.alone
-        if judgement is not None and judgement.outcome.value == kind and each.healthy is not None:
-            yield _part(each.place, kind, "diverged", judgement)
-            yield _part(each.healthy, kind, "healthy", _judge(each.healthy))
-            return
+        for healthy, beside in each.beside:
+            judgement = beside if kind == "degradation" else each.alone
+            if judgement.outcome.value == kind:
+                yield _part(each.place, kind, "diverged", judgement)
+                yield _part(healthy, kind, "healthy", _judge(healthy))
+                return
 
 
 def _part(place: TrialFolder, kind: str, role: str, judgement: Judgement, *, last: bool = False) -> pd.DataFrame:
@@ -267,7 +265,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             figure,
             f"Real runs, {size_words(shown)}. Learning rate ramps {ramps}. Thin: every step, thick: running median of 9; "
             f"vertical: onset as the judge dates it. Looked at: {int((frame['role'] == 'tried').sum())} runs; the first of "
-            "each kind is drawn; degradation is judged beside the healthy run.",
+            "each kind is drawn; degradation is judged beside Keel's and Pre-LN's healthy runs.",
         )
     return figure
 
@@ -292,7 +290,8 @@ def _draw_pair(axes: Axes, rows: pd.DataFrame) -> None:
     mark_entropy(axes, rows, outside=True)
     onset = int(first["onset_step"])
     axes.axvline(onset, color=style.color, linewidth=0.8, linestyle=(0, (4, 2)))
-    words = f"{get_scheme(str(first['scheme'])).label}\nonset: step {onset}\nMax LR {first['max_lr']:.2g}"
+    label = get_scheme(str(first["scheme"])).label.replace(" (", "\n(")
+    words = f"{label}\nonset: step {onset}\nMax LR {first['max_lr']:.2g}"
     right = onset < end / 2
     axes.annotate(
         words,
