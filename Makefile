@@ -48,7 +48,7 @@ figures-smoke: install
 
 # every notebook executed from its first cell to its last, which asserts its numbers; one process per core, one thread each
 notebooks: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake notebooks -n auto --dist worksteal --timeout 300
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake notebooks -n auto --dist worksteal --timeout 900
 
 # take outputs, execution counts and stray metadata out of notebooks that have been run by hand
 notebooks-clear: install
