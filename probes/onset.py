@@ -260,7 +260,7 @@ def date_rise_bend(positions: FloatArray, values: FloatArray, deviation: float) 
 
 def _least_squares(columns: FloatArray, values: FloatArray) -> tuple[FloatArray, float]:
     """Weights and the sum of squares that is left."""
-    weights: FloatArray = np.linalg.lstsq(columns, values, rcond=None)[0]
+    weights = np.asarray(np.linalg.lstsq(columns, values, rcond=None)[0], dtype=np.float64)
     residual = values - columns @ weights
     return weights, float(residual @ residual)
 

@@ -8,7 +8,8 @@ the end of the data. What comes after is another matter: a second rise does not 
 - Otherwise the curve is cut into straight pieces (:func:`probes.onset.straight_pieces`), so that a level is the mean of many
   points and not the luckiest few of them. A jump between two pieces is the onset where it carries the loss further on the way
   to plain than the drift before it had.
-- Else the onset is the bend from the last stretch at the base into the rise, by least squares up to where the rise is plain.
+- Else the onset is the bend from the base into the rise, by least squares from where the base is first reached to where the
+  rise is plain, transient rises as high as that left out.
   What drifts up before the bend belongs to the rise, so that of a slow drift that gathers pace the onset is where most of it
   begins.
 
@@ -55,18 +56,20 @@ def date_rise(record: Record, recognised: int, smooth: FloatArray, tolerance: fl
     sharp = _date_sharp_rise(record, recognised, base + 0.25 * (top - base))
     if sharp is not None:
         return sharp
-    limit = base + 0.5 * min(tolerance, top - base)
-    plain = base + min(_PLAIN_SHARE * (top - base), _PLAIN * tolerance)
-    low = [k for k, piece in enumerate(record.pieces) if piece.start <= recognised and _lowest(record, piece) <= limit]
-    if not low:
-        return recognised
+    earlier = [k for k, piece in enumerate(record.pieces) if piece.start <= recognised]
+    lowest = min(_lowest(record, record.pieces[k]) for k in earlier)
+    if lowest > base + 0.5 * min(tolerance, top - base):
+        base = lowest  # that of the smooth level was a lucky few of its points
+    height = max(top - base, 0.0)
+    limit = base + 0.5 * min(tolerance, height)
+    plain = base + min(_PLAIN_SHARE * height, _PLAIN * tolerance)
+    low = [k for k in earlier if _lowest(record, record.pieces[k]) <= limit]
     jump = _date_jump(record, low[-1], base, plain)
     if jump is not None:
         return jump
-    start, last = _last_stretch_at_base(record, record.pieces[low[-1]].stop, limit)
     clear = recognised + int(np.argmax(lowest_after[recognised:] >= plain))
-    window = slice(start, max(clear, last + 3) + 1)
-    tau = date_rise_bend(record.steps[window], record.clipped[window], record.lasting_noise)
+    chosen = _from_base_to(record, low[-1], limit, plain, clear)
+    tau = date_rise_bend(record.steps[chosen], record.clipped[chosen], record.lasting_noise)
     return int(np.searchsorted(record.steps, tau, side="right"))
 
 
@@ -86,12 +89,14 @@ def _lowest(record: Record, piece: Piece) -> float:
     return min(piece.first, piece.last) + 2 * record.lasting_noise / math.sqrt(len(piece))
 
 
-def _last_stretch_at_base(record: Record, stop: int, limit: float) -> tuple[int, int]:
-    """First and last point of the last stretch in which the pieces do not exceed a limit."""
+def _from_base_to(record: Record, k: int, limit: float, plain: float, clear: int) -> NDArray[np.intp]:
+    """Points from where the base is first reached to where the rise is clear, without transient rises as high as that."""
     fit = np.concatenate([np.linspace(piece.first, piece.last, len(piece)) for piece in record.pieces])
-    last = int(np.flatnonzero(fit[:stop] <= limit)[-1])
-    higher = np.flatnonzero(fit[:last] > limit)
-    return (int(higher[-1]) + 1 if len(higher) else 0), last
+    at_base = np.flatnonzero(fit[: record.pieces[k].stop] <= limit)
+    first, last = int(at_base[0]), int(at_base[-1])
+    points = np.arange(first, max(clear, last + 3) + 1)
+    points = points[points < len(fit)]
+    return points[(fit[points] <= plain) | (points > last)]
 
 
 def _date_jump(record: Record, k: int, base: float, plain: float) -> int | None:

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from probes.corpus import Corpus
-    from probes.divergence import Landmarks
+    from probes.divergence import JudgeThresholds, Landmarks
     from probes.max_learning_rate import StressTest
     from probes.training import TrainingConfig
 
@@ -45,11 +45,12 @@ class Plan:
     to_end: bool
     output: Path | None
 
-    def run(self, known: Landmarks) -> list[StressTest]:
+    def run(self, known: Landmarks, thresholds: JudgeThresholds | None = None) -> list[StressTest]:
         """Train every ramp of the plan, with a progress bar on stderr.
 
         Args:
             known: landmarks that the command line gives; the text's own entropy stands where it gives none.
+            thresholds: of the judge.
 
         Returns:
             One test per depth of the preset.
@@ -60,7 +61,7 @@ class Plan:
         get_scheme(self.scheme)
         _training.threads(self.threads)
         _, corpus = _training.corpus_of(self.texts, self.tokenizer, "text", self.output)
-        return [self._run(config, corpus, known) for config in self._configs(corpus)]
+        return [self._run(config, corpus, known, thresholds) for config in self._configs(corpus)]
 
     def _configs(self, corpus: Corpus) -> Iterator[TrainingConfig]:
         from probes.cli._training import ModelOptions
@@ -96,7 +97,7 @@ class Plan:
         depths = _GPU_DEPTHS if self.blocks is None else (2 * max(1, self.blocks),)
         return [gpu_preset(self.scheme, depth) for depth in depths]
 
-    def _run(self, config: TrainingConfig, corpus: Corpus, known: Landmarks) -> StressTest:
+    def _run(self, config: TrainingConfig, corpus: Corpus, known: Landmarks, thresholds: JudgeThresholds | None) -> StressTest:
         from probes.cli import _training
         from probes.max_learning_rate import landmarks_for, stress_test
 
@@ -113,6 +114,7 @@ class Plan:
                 corpus=corpus,
                 folder=None if self.output is None else self.output / f"{self.scheme}_{depth}",
                 landmarks=replace(known, unigram_entropy=entropy, initial_loss=own.initial_loss),
+                thresholds=thresholds,
                 early_stop=not self.to_end,
                 on_step=lambda seed, record: show(record),
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from probes.divergence import Landmarks
+    from probes.divergence import JudgeThresholds, Landmarks
     from probes.judgement import Judgement
     from probes.loss_logs import RunLog
 
@@ -78,6 +78,15 @@ def max_lr(
         typer.Option(min=1, help="With --from-log: steps of the ramp, where the log ends before it.", show_default=False),
     ] = None,
     to_end: Annotated[bool, typer.Option(help="Go on to the end of the ramp, even once the divergence is certain.")] = False,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Another threshold of the judge, such as rise=0.1; may be repeated. An unknown NAME lists them all, --json "
+            "prints those in effect. They are the same for every scheme.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Folder of the runs, unfinished ones are gone on with; with --from-log a file."),
@@ -91,7 +100,10 @@ def max_lr(
       keel max-lr --scheme post_ln --preset cpu
       keel max-lr --scheme keel --seeds 3 --peak 0.25 --steps 1000 -o runs/keel
       keel max-lr --from-log loss.csv --reference healthy.csv --unigram-entropy 3.2
+      keel max-lr --from-log loss.csv --threshold rise=0.1 --threshold plateau_patience=0.2
     """  # noqa: D301 - a real \b keeps the lines of the example apart
+    from dataclasses import asdict
+
     from probes.cli import _tables
     from probes.cli._io import emit
 
@@ -101,10 +113,16 @@ def max_lr(
         )
     if from_log is None and ramp_steps is not None:
         raise typer.BadParameter("--ramp-steps belongs to --from-log; a ramp that is trained has --steps")
+    thresholds = _thresholds(threshold or [])
     known = _landmarks(reference, unigram_entropy)
     if from_log is not None:
-        judgement, log = judge_log(from_log, known=known, ramp_steps=ramp_steps, to_end=to_end)
-        whole = {"source": log.source, **judgement.to_dict(), "notes": list(log.notes)}
+        judgement, log = judge_log(from_log, known=known, ramp_steps=ramp_steps, to_end=to_end, thresholds=thresholds)
+        whole = {
+            "source": log.source,
+            **judgement.to_dict(),
+            "notes": list(log.notes),
+            "thresholds": asdict(thresholds),
+        }
         wide = output is None and sys.stdout.isatty()
         emit(_tables.as_json(whole) if as_json else judgement_page(judgement, log.notes, wide=wide), output)
         return
@@ -132,15 +150,21 @@ def max_lr(
         to_end=to_end,
         output=output,
     )
-    tests = plan.run(known)
+    tests = plan.run(known, thresholds)
     pages = (page(test, wide=sys.stdout.isatty()) for test in tests)
-    print(_tables.as_json([test.to_dict() for test in tests]) if as_json else "\n\n".join(pages))
+    whole_tests = [{**test.to_dict(), "thresholds": asdict(thresholds)} for test in tests]
+    print(_tables.as_json(whole_tests) if as_json else "\n\n".join(pages))
     if output is not None:
         print(f"runs are in {output}", file=sys.stderr)
 
 
 def judge_log(
-    path: Path, *, known: Landmarks | None = None, ramp_steps: int | None = None, to_end: bool = False
+    path: Path,
+    *,
+    known: Landmarks | None = None,
+    ramp_steps: int | None = None,
+    to_end: bool = False,
+    thresholds: JudgeThresholds | None = None,
 ) -> tuple[Judgement, RunLog]:
     """Judge a finished log.
 
@@ -149,6 +173,7 @@ def judge_log(
         known: what is known about a healthy run.
         ramp_steps: steps of the whole ramp; the log's last step on it where None.
         to_end: go on after the verdict is certain.
+        thresholds: of the judge.
 
     Returns:
         The judgement, and the part of the log that was judged.
@@ -165,9 +190,39 @@ def judge_log(
         log.grad_norms,
         ramp_steps=ramp_steps,
         landmarks=known,
+        thresholds=thresholds,
         to_end=to_end,
     )
     return judgement, log
+
+
+def _thresholds(given: list[str]) -> JudgeThresholds:
+    """The defaults with NAME=VALUE put in; what cannot be read is a usage error that lists the names."""
+    from dataclasses import asdict
+
+    from probes.divergence import JudgeThresholds
+
+    defaults = asdict(JudgeThresholds())
+    changed: dict[str, float] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or name not in defaults:
+            known = ", ".join(f"{key}={default:g}" for key, default in defaults.items())
+            what = f"no threshold '{name}'" if equals else f"'{text}' is not NAME=VALUE"
+            raise typer.BadParameter(f"{what}; there are {known}", param_hint="--threshold")
+        changed[name] = _threshold_value(name, value, whole=isinstance(defaults[name], int))
+    try:
+        return JudgeThresholds(**{**defaults, **changed})
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--threshold") from error
+
+
+def _threshold_value(name: str, value: str, *, whole: bool) -> float:
+    try:
+        return int(value) if whole else float(value)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise typer.BadParameter(f"{name} is {kind} above 0, got '{value}'", param_hint="--threshold") from None
 
 
 def _landmarks(reference: Path | None, unigram_entropy: float | None) -> Landmarks:

@@ -48,7 +48,7 @@ def falling_to(plateau, onset, n_steps, start=11.0):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("shapes", "seed"), [(TUNED_ON, 1), (HELD_OUT, 20260130)], ids=["tuned on", "held out"])
 def test_quality_on_labelled_curves(shapes, seed):
-    """At least 97 % of 240 curves of the right kind, and a median onset error under 2 % of the ramp."""
+    """At least 97 % of 280 curves of the right kind, and a median onset error under 2 % of the ramp."""
     curves = make_curves(shapes, 20, seed)
     answers = [judge_curve(curve) for curve in curves]
     right = [answer.outcome.value == curve.kind for curve, answer in zip(curves, answers, strict=True)]

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from probes.cli import max_lr
+from probes.divergence import JudgeThresholds
 from probes.errors import KeelError
 
 N = 500
@@ -88,6 +90,34 @@ def test_to_end_judges_every_criterion_on_all_points(run, tmp_path):
     late = json.loads(run("--from-log", log, "--json", "--to-end").stdout)
     assert early["last_step"] < late["last_step"] == N
     assert early["max_lr"] == late["max_lr"]
+
+
+def test_thresholds_change_what_counts_and_are_printed(run, tmp_path):
+    log = write_log(tmp_path / "loss.csv", np.concatenate([np.linspace(5, 3, 200), np.full(300, 3.5)]))
+    usual = json.loads(run("--from-log", log, "--json").stdout)
+    lenient = json.loads(run("--from-log", log, "--json", "--threshold", "rise=0.3", "--threshold", "min_points=9").stdout)
+    assert usual["outcome"] == "irrecoverable_spike"
+    assert lenient["outcome"] == "cannot_judge"
+    assert usual["thresholds"] == asdict(JudgeThresholds())
+    assert lenient["thresholds"] == asdict(JudgeThresholds(rise=0.3, min_points=9))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("raise=0.3", "no threshold 'raise'; there are non_finite_patience=5, rise=0.05,"),
+        ("rise", "'rise' is not NAME=VALUE; there are non_finite_patience=5"),
+        ("rise=big", "rise is a number above 0, got 'big'"),
+        ("min_points=8.5", "min_points is a whole number above 0, got '8.5'"),
+        ("rise=-1", "threshold rise must be a positive finite number, got -1.0"),
+        ("rise=nan", "threshold rise must be a positive finite number, got nan"),
+    ],
+)
+def test_bad_thresholds_are_usage_errors(app, tmp_path, given, message):
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    result = CliRunner().invoke(app, ["max-lr", "--from-log", str(log), "--threshold", given])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("option", ["--from-log", "--reference"])
