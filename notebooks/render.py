@@ -137,7 +137,7 @@ def _words(notebook: NotebookNode) -> tuple[str, str]:
 
 
 def _plain(markdown: str) -> str:
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown).replace("*", "").replace("`", "")
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown).translate(str.maketrans("", "", "*`$"))
 
 
 def _index(pages: Sequence[Page]) -> str:
