@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from probes.seed_summary import SeedSummary
 
-__all__ = ["NAME", "SETTINGS", "compute", "draw", "finding", "main"]
+__all__ = ["NAME", "SETTINGS", "as_markdown", "compute", "draw", "finding", "main"]
 
 NAME = "table1_max_lr"
 ARCHITECTURES = ("post_ln", "deepnorm", "hybrid_norm", "mix_ln", "pre_ln", "keel")
@@ -247,6 +247,41 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
             in_direction=correlation >= _LEAST_CORRELATION and set(order[-2:]) == {"pre_ln", "keel"},
         ),
     }
+
+
+def as_markdown(frame: pd.DataFrame) -> str:
+    """The table in Markdown: a line per depth and scheme, with the criterion of each seed and the paper's value beside it.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        Lines without a final newline. Max LR is the median with its 95 % bootstrap interval over seeds, best loss the lowest of
+        any seed in nats per token; the paper's depths are 64, and 512 for models deeper than that of the first lines.
+    """
+    lines = [
+        "| sub-layers | architecture | Max LR | seeds | ended by | ramp to | best loss | paper |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    published, depths = _published(), sorted(map(int, frame["n_sublayers"].unique()))
+    for depth in depths:
+        chosen = _deciding(frame, depth)
+        for name in (*ARCHITECTURES, *ATTEMPTS):
+            if name not in chosen:
+                continue
+            cell = chosen[name]
+            paper = published.get((name, 64 if depth == depths[0] else 512))
+            cells = [depth, get_scheme(name).label, cell.summary.words(), cell.summary.n_seeds, _ends(cell.outcomes)]
+            cells += [f"{cell.peak_lr:g}", f"{min(cell.best_loss):.2f}", "" if paper is None else f"{paper:g}"]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _ends(outcomes: Sequence[str]) -> str:
+    """How the seeds ended, commonest first."""
+    words = [outcome.replace("_", " ") for outcome in outcomes]
+    kinds = sorted(set(words), key=lambda word: (-words.count(word), word))
+    return kinds[0] if len(kinds) == 1 else ", ".join(f"{words.count(kind)} {kind}" for kind in kinds)
 
 
 def _relation(a: SeedSummary, b: SeedSummary) -> int:

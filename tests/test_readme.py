@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from figures import table1_max_lr
+from figures.pipeline import stored_frame
 from probes.cli import main as entry
 
 README = Path(__file__).parents[1] / "README.md"
@@ -38,3 +40,14 @@ def test_every_picture_and_file_that_the_readme_names_is_there() -> None:
 
 def test_readme_has_fast_sessions_to_check() -> None:
     assert len(FAST) >= 3
+
+
+def test_table_of_max_lr_in_the_readme_is_that_of_the_committed_frame() -> None:
+    stored = stored_frame("table1_max_lr", "cpu")
+    assert stored is not None
+    text = README.read_text(encoding="utf-8")
+    assert table1_max_lr.as_markdown(stored.frame) in text
+    found = table1_max_lr.finding(stored.frame)
+    assert f"rank correlation of {found['rank_correlation']:.2f}" in text
+    assert found["pairs_against_the_paper"] == [["deepnorm", "hybrid_norm"]]
+    assert found["order_measured"][-2:] == ["keel", "pre_ln"]
