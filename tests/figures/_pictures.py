@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -29,6 +31,26 @@ def assert_readable(figure: Figure, *, width: float) -> None:
             assert box.y0 <= extent.y0, text.get_text()
             assert extent.y1 <= box.y1, text.get_text()
         _assert_apart(list(axes.texts))
+
+
+def assert_inside_axes(figure: Figure, *, beside: Collection[str] = ()) -> None:
+    """What is written on axes stays within them.
+
+    Args:
+        figure: drawn.
+        beside: texts that stand beside their axes on purpose.
+    """
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        for text in axes.texts:
+            if text.get_text() in beside:
+                continue
+            extent = Text.get_window_extent(text)  # of an annotation, without its arrow
+            assert box.x0 <= extent.x0, f"'{text.get_text()}' crosses the left axis"
+            assert extent.x1 <= box.x1, f"'{text.get_text()}' leaves to the right"
+            assert box.y0 <= extent.y0, f"'{text.get_text()}' crosses the lower axis"
+            assert extent.y1 <= box.y1, f"'{text.get_text()}' leaves at the top"
 
 
 def _assert_apart(texts: list[Text]) -> None:

@@ -4,24 +4,49 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from figures import fig3_divergence, table1_max_lr
+from figures import fig1a_stability, fig3_divergence, fig5_token_budget, fig8a_deep_narrow, table1_max_lr
 from figures._curves import TWO_COLUMNS
+from figures._training_runs import figure_sweep, scaled_lr
+from figures.pipeline import Preset, settings_key, stored_frame
 from tests.figures._frames import assert_printable, learning, run, runs, words
+from tests.figures._pictures import assert_inside_axes
 
 DEGRADING = learning(400, 3.0, start=5.5, noise=0.02) + 0.3
 
 
-def judged(kinds: dict[str, np.ndarray]) -> pd.DataFrame:
+def judged(kinds: dict[str, np.ndarray], scheme: str = "post_ln", onset: int = 100) -> pd.DataFrame:
     """Kind -> losses of the diverged run; beside each the healthy one, and four runs that were looked at."""
+    ramp = {"run": "ramp", "final_lr": 1e-7, "peak_lr": 0.05, "beside": "", "max_lr": 0.0125, "reason": "because"}
+    healthy = {**ramp, "judged": "healthy", "onset_step": -1}
     parts = []
     for kind, losses in kinds.items():
-        common = {"kind": kind, "max_lr": 0.0125, "reason": "because", "peak_lr": 0.05}
-        parts.append(run(losses, scheme="post_ln").assign(role="diverged", judged=kind, onset_step=100, **common))
-        parts.append(run(learning(400, 2.2)).assign(role="healthy", judged="healthy", onset_step=-1, **common))
-    tried = (
-        run(learning(400, 2.2)).tail(1).assign(role="tried", kind="", judged="healthy", onset_step=-1, max_lr=1.0, reason="")
-    )
-    return runs([*parts, *[tried] * 4])
+        diverged = run(losses, scheme=scheme)
+        parts.append(diverged.assign(**{**ramp, "kind": kind, "role": "diverged", "judged": kind, "onset_step": onset}))
+        parts.append(run(learning(400, 2.2)).assign(**{**healthy, "kind": kind, "role": "healthy"}))
+    for seed in range(4):
+        parts.append(run(learning(400, 2.2), seed=seed).tail(1).assign(**{**healthy, "kind": "", "role": "tried"}))
+    return runs(parts)
+
+
+def plain_degradation() -> pd.DataFrame:
+    """A plain training at 0.03 that two of three seeds judge degraded beside one at 0.01, and nothing else."""
+    common = {"run": "plain", "scheme": "pre_ln", "max_lr": np.nan, "reason": "because", "onset_step": -1}
+    fast = {**common, "peak_lr": 0.03, "final_lr": 0.03}
+    beside = "pre_ln, cosine of 0.01 in 800 steps, seed 0"
+    drawn = {"kind": "degradation", "role": "diverged", "judged": "degradation", "beside": beside}
+    parts = [
+        run(DEGRADING, **fast | drawn | {"onset_step": 8}),
+        run(
+            learning(800, 2.2),
+            **common
+            | {"peak_lr": 0.01, "final_lr": 1e-7, "kind": "degradation", "role": "healthy", "judged": "healthy", "beside": ""},
+        ),
+    ]
+    for seed, outcome in enumerate(["degradation", "healthy", "degradation"]):
+        for name, found in (("", "healthy"), (beside, outcome)):
+            tried = {"kind": "", "role": "tried", "judged": found, "beside": name, "seed": seed}
+            parts.append(run(DEGRADING, **fast | tried).tail(1))
+    return runs(parts)
 
 
 def test_three_kinds_are_reproduced_two_in_direction() -> None:
@@ -42,13 +67,45 @@ def test_a_kind_without_a_run_is_said_not_drawn() -> None:
     says = [
         "stagnation",
         "irrecoverable spike",
-        "no run of this kind among 4 looked at",
+        "no run of this kind beside a healthy one among 4 looked at",
         "Post-LN onset: step 100 Max LR 0.013",
         "cpu",
     ]
     frame = judged({"stagnation": learning(400, 3.2), "irrecoverable_spike": learning(400, 3.0)})
     figure = assert_printable(fig3_divergence.draw, frame, width=TWO_COLUMNS, says=says)
     assert [len(axes.lines) for axes in figure.axes] == [6, 6, 0]
+
+
+def test_a_plain_training_has_a_learning_rate_and_no_max_lr() -> None:
+    frame = plain_degradation()
+    found = fig3_divergence.finding(frame)
+    assert found["degradation"]["max_lr"] is None
+    assert found["degradation"]["peak_lr"] == 0.03
+    assert found["degradation"]["each_seed"] == [True, False, True]
+    assert found["runs_looked_at"] == 3
+    assert found["outcomes"] == {"plain": {"degradation": 2, "healthy": 1}}
+    assert [each["judged"][1]["outcome"] for each in found["looked_at"]] == ["degradation", "healthy", "degradation"]
+    says = [
+        "Pre-LN, LR 0.03 onset: step 8",
+        "Pre-LN, LR 0.01, healthy",
+        "no ramp, so no Max LR",
+        "Pre-LN at 0.03 held, 400 steps",
+        "Pre-LN at 0.01 with cosine decay, 800 steps",
+        "so judged in 2 of 3 seeds",
+        "0 ramps and 3 plain trainings",
+    ]
+    figure = assert_printable(fig3_divergence.draw, frame, width=TWO_COLUMNS, says=says)
+    panel = words(figure).split("Real runs")[1]
+    assert "Max LR 0" not in panel
+    assert_inside_axes(figure, beside=["unigram\nentropy"])
+
+
+@pytest.mark.parametrize("scheme", ["post_ln", "scaled_shortcut", "scaled_shortcut_normed_input_gain"])
+@pytest.mark.parametrize("onset", [1, 150, 199, 200, 250, 399])
+def test_names_stay_inside_their_axes(scheme: str, onset: int) -> None:
+    kinds = {kind: learning(400, 3.0) for kind in fig3_divergence.KINDS}
+    figure = fig3_divergence.draw(judged(kinds, scheme, onset))
+    assert_inside_axes(figure, beside=["unigram\nentropy"])
 
 
 def test_nothing_at_all_can_be_drawn() -> None:
@@ -88,6 +145,108 @@ def test_runs_are_chosen_by_the_judge_alone(tmp_path, monkeypatch) -> None:
     assert found["irrecoverable_spike"]["onset_step"] == pytest.approx(201, abs=4)
     assert set(frame.loc[frame["role"] == "healthy", "scheme"]) == {"pre_ln"}
     assert set(frame.loc[frame["role"] == "tried", "scheme"]) == set(fates)
+
+
+SMALL = {
+    "schemes": ["pre_ln"],
+    "blocks": [2],
+    "widths": [16],
+    "training": {"schedule": "cosine", "steps": 400, "warmup": 40, "batch_size": 1, "seq_len": 8},
+}
+PLAIN = {
+    "reference": {"sweep": SMALL, "budgets": [100, 400], "peaks": [0.01], "seeds": [0, 1]},
+    "candidates": {
+        "good": {**SMALL, "peaks": [0.02], "seeds": [0]},
+        "fast": {**SMALL, "peaks": [0.03], "seeds": [0, 1, 2]},
+        "other_width": {**SMALL, "peaks": [0.03], "widths": [32]},
+    },
+}
+
+
+def plain_runs(tmp_path, monkeypatch, *, stuck: bool) -> pd.DataFrame:
+    """Plain trainings with known fates: at 0.03 the loss falls slowly, at 0.01 it does not get far if it is to be stuck."""
+    from probes.run_folder import StepRecord
+
+    def records(place):
+        config = place.trial.config
+        noise = 0.01 * np.random.default_rng(config.seed).standard_normal(config.steps)
+        losses = learning(config.steps, 2.0, seed=config.seed)
+        if config.peak_lr == 0.03:
+            losses = np.linspace(5.5, 4.2, config.steps) + noise
+        elif config.peak_lr == 0.01 and stuck:
+            losses = np.maximum(learning(config.steps, 1.0), 3.25 + noise)
+        rates = [config.learning_rate(i) for i in range(1, config.steps + 1)]
+        return [
+            StepRecord(step=i + 1, lr=rate, loss=float(loss), grad_norm=1.0, time=0.1 * i)
+            for i, (rate, loss) in enumerate(zip(rates, losses, strict=True))
+        ]
+
+    corpus = {"unigram_entropy": 3.2, "vocab_size": 256}
+    result = {"training": {"corpus": corpus, "validation_loss": 2.0, "outcome": "finished"}}
+    monkeypatch.setattr("probes.trial_folder.TrialFolder.records", records)
+    monkeypatch.setattr("probes.trial_folder.TrialFolder.result", property(lambda self: result))
+    monkeypatch.setattr("figures._training_runs._forget_without_weights", lambda folders: None)
+    return fig3_divergence.compute(folder=tmp_path / "a", sweeps={}, references=[], plain=PLAIN)
+
+
+def test_plain_trainings_are_judged_beside_the_tuned_run_of_their_seed(tmp_path, monkeypatch) -> None:
+    frame = plain_runs(tmp_path, monkeypatch, stuck=False)
+    found = fig3_divergence.finding(frame)
+    assert (found["degradation"]["peak_lr"], found["degradation"]["seed"]) == (0.03, 0)
+    assert found["degradation"]["each_seed"] == [True, True, True]
+    assert found["stagnation"] is found["irrecoverable_spike"] is None
+    judged_beside = [
+        (each["peak_lr"], each["seed"], [(one["beside"], one["outcome"]) for one in each["judged"][1:]])
+        for each in found["looked_at"]
+    ]
+    tuned = "pre_ln, cosine of 0.01 in 400 steps, seed"
+    assert judged_beside == [
+        (0.02, 0, [(f"{tuned} 0", "healthy")]),
+        (0.03, 0, [(f"{tuned} 0", "degradation")]),
+        (0.03, 1, [(f"{tuned} 1", "degradation")]),
+        (0.03, 2, [(f"{tuned} 0", "degradation")]),
+        (0.03, 0, []),
+    ]
+    healthy = frame[frame["role"] == "healthy"]
+    assert set(zip(healthy["peak_lr"], healthy["steps"], strict=True)) == {(0.01, 400)}
+    assert frame["max_lr"].isna().all()
+
+
+def test_a_tuned_run_that_stagnates_is_no_reference(tmp_path, monkeypatch) -> None:
+    found = fig3_divergence.finding(plain_runs(tmp_path, monkeypatch, stuck=True))
+    assert found["degradation"] is None
+    assert all(len(each["judged"]) == 1 for each in found["looked_at"])
+
+
+def keys(name: str, values: dict, device: str) -> set[str]:
+    return {trial.key for trial in figure_sweep(name, values, device).trials()}
+
+
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+def test_plain_trainings_are_trials_of_other_figures(preset: str) -> None:
+    settings = fig3_divergence.SETTINGS[preset]
+    device = settings.get("device", "cpu")
+    for module in (fig1a_stability, fig8a_deep_narrow):
+        ours = keys(module.NAME, settings["plain"]["candidates"][module.NAME], device)
+        theirs = keys(module.NAME, module.SETTINGS[preset]["sweep"], device)
+        assert ours < theirs
+        assert len(ours) == len(module.SETTINGS[preset]["sweep"]["seeds"])
+    reference, budget = settings["plain"]["reference"], fig5_token_budget.SETTINGS[preset]
+    assert reference["sweep"] == {**budget["sweep"], "schemes": ["pre_ln"]}
+    assert all(reference[name] == budget[name] for name in ("budgets", "peaks", "seeds"))
+
+
+def test_the_committed_frame_has_every_run_that_was_looked_at() -> None:
+    kept = stored_frame("fig3_divergence")
+    assert kept is not None
+    assert kept.about["key"] == settings_key("fig3_divergence", fig3_divergence, Preset.CPU)
+    looked_at = fig3_divergence.finding(kept.frame)["looked_at"]
+    assert [each["run"] for each in looked_at] == ["ramp"] * 15 + ["plain"] * 5
+    plain = [(each["peak_lr"], each["steps"], each["seed"]) for each in looked_at[15:]]
+    fast, faster = scaled_lr(4.5e-3), scaled_lr(6e-3)
+    assert plain == [(fast, 1000, seed) for seed in range(3)] + [(faster, 600, seed) for seed in range(2)]
+    assert all(each["judged"][1]["beside"].startswith("pre_ln, cosine of 0.01 in 1600 steps") for each in looked_at[15:])
+    assert_inside_axes(fig3_divergence.draw(kept.frame), beside=["unigram\nentropy"])
 
 
 def table(max_lr: dict[str, tuple[float, ...]], bounds: tuple[str, ...] = (), **columns: object) -> pd.DataFrame:
