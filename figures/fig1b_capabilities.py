@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["INPUTS", "SETTINGS", "compute", "draw", "main"]
+__all__ = ["INPUTS", "SETTINGS", "compute", "draw", "finding", "main"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType({preset: {} for preset in ("smoke", "cpu", "gpu")})
 """Nothing to choose: published numbers."""
@@ -43,6 +43,19 @@ def compute(*, folder: Path | None = None) -> pd.DataFrame:
     """
     frame = load_tables().frame(_TABLE).rename(columns={"architecture": "scheme", "value": "score"})
     return frame.assign(source="published")
+
+
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """Keel's gain over Pre-LN by capability, as published; nothing is measured, so there is no verdict.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        Gains in points, by capability, in the figure's order.
+    """
+    table = frame.pivot_table(index="capability", columns="scheme", values="score", sort=False)
+    return {"gains": {str(name): float(gain) for name, gain in (table["keel"] - table["pre_ln"]).items()}}
 
 
 def draw(frame: pd.DataFrame) -> Figure:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["INPUTS", "SETTINGS", "compute", "draw", "gains", "main"]
+__all__ = ["INPUTS", "SETTINGS", "compute", "draw", "finding", "gains", "main"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType({preset: {} for preset in ("smoke", "cpu", "gpu")})
 """Nothing to choose: published numbers."""
@@ -58,6 +58,21 @@ def gains(frame: pd.DataFrame) -> pd.Series[float]:
     """
     published = frame[frame["source"] == "published"].pivot_table(index="n_sublayers", columns="scheme", values="score")
     return published["keel"] - published["pre_ln"]
+
+
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """Keel's published gain over Pre-LN by depth, and how far the published scores are from Table 3; nothing is measured.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        Gains in points, by depth in sub-layers, and the largest difference in points of a score from the mean of its columns.
+    """
+    return {
+        "gains": {f"{depth:,} sub-layers": float(gain) for depth, gain in gains(frame).items()},
+        "largest_difference": _largest_difference(frame),
+    }
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -97,12 +112,16 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _words(frame: pd.DataFrame) -> str:
-    table = frame.pivot_table(index=["scheme", "n_sublayers"], columns="source", values="score")
-    largest = float((table["published"] - table["recomputed"]).abs().max())
     return (
         "Hollow markers: published averages (the paper's Figure 1c), printed without a spread. Crosses: mean of the columns "
-        f"of the paper's Table 3, at most {largest:.2f} points away."
+        f"of the paper's Table 3, at most {_largest_difference(frame):.2f} points away."
     )
+
+
+def _largest_difference(frame: pd.DataFrame) -> float:
+    """Of a published average from the mean of its columns, points."""
+    table = frame.pivot_table(index=["scheme", "n_sublayers"], columns="source", values="score")
+    return float((table["published"] - table["recomputed"]).abs().max())
 
 
 def _scores(axes: Axes, frame: pd.DataFrame) -> None:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from figures._curves import ONE_COLUMN, caption
+from figures._findings import decide
 from figures._style import paper_style, scheme_style
 from keel_theory.depth_expression import DepthExpression, DepthExpressionError
 from keel_theory.schemes import get_scheme
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SETTINGS", "compute", "draw", "frame_of", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "finding", "frame_of", "main"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {preset: MappingProxyType({"scheme": "keel", "n_sublayers": 64}) for preset in ("smoke", "cpu", "gpu")}
@@ -138,6 +139,35 @@ def _groups(frame: pd.DataFrame) -> list[_Group]:
     for _, block in frame.groupby("block"):
         alike.setdefault(str(block[columns].to_dict("records")), []).append(block)
     return [_Group(pd.concat(blocks)) for blocks in alike.values()]
+
+
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """Whether the sub-layers are those of the paper's diagram and implementation rules.
+
+    Every branch reads through a norm; every sub-layer but the very first attention ends in one; the shortcut's scale is 1 in
+    the first block and the number of sub-layers elsewhere; nothing else stands in the block.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        How many sub-layers, how many have norm in, norm out and scale as the paper says, and the verdict: reproduced if all
+        have; in direction if all have the norms.
+    """
+    first_attention, first_block = frame["sublayer"] == 0, frame["sublayer"] < len(_KIND_WORDS)
+    rules = {
+        "norm_in": frame["norm_in"] == "rms",
+        "norm_out": (frame["norm_out"] == "rms") != first_attention,
+        "scale": frame["shortcut_scale"] == frame["n_sublayers"].where(~first_block, 1),
+        "nothing_else": (frame["norm_branch"] == "none") & (frame["gate"] == "none") & (frame["branch_scale"] == 1.0),
+    }
+    counts = {name: int(kept.sum()) for name, kept in rules.items()}
+    norms = counts["norm_in"] == counts["norm_out"] == len(frame)
+    return {
+        "n_sublayers": len(frame),
+        **counts,
+        "verdict": decide(fully=all(n == len(frame) for n in counts.values()), in_direction=norms),
+    }
 
 
 def draw(frame: pd.DataFrame) -> Figure:

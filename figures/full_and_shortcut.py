@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from figures._curves import TWO_COLUMNS, caption
+from figures._findings import spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from keel_theory.schemes import get_scheme
 from keel_theory.spec import NormKind
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from probes.config import ModelConfig
     from probes.gradient_result import GradientNorms
 
-__all__ = ["SETTINGS", "bottom_gains", "closed_form_gains", "compute", "draw", "main"]
+__all__ = ["SETTINGS", "bottom_gains", "closed_form_gains", "compute", "draw", "finding", "main"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -202,6 +203,32 @@ def bottom_gains(frame: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["scheme", "ffn", "n_sublayers", "seed"]
     return frame[frame["boundary"] == _FIRST_BLOCK].set_index(keys)[["full", "shortcut", "closed_form"]].reset_index()
+
+
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """What is left of both gradients at the bottom of the deepest models.
+
+    Args:
+        frame: of :func:`compute`.
+
+    Returns:
+        Depth and width, and per FFN and scheme the gradient below the first block over that at the top, over seeds: full,
+        shortcut-only, and the closed form of the latter, dimensionless.
+    """
+    deepest = frame[frame["n_sublayers"] == frame["n_sublayers"].max()]
+    gains = bottom_gains(deepest)
+    kinds = ("full", "shortcut", "closed_form")
+    return {
+        "n_sublayers": int(deepest["n_sublayers"].iloc[0]),
+        "width": int(deepest["width"].iloc[0]),
+        **{
+            str(ffn): {
+                str(scheme): {kind: spread_over_seeds(rows[kind].tolist()) for kind in kinds}
+                for scheme, rows in of_ffn.groupby("scheme", sort=False)
+            }
+            for ffn, of_ffn in gains.groupby("ffn", sort=False)
+        },
+    }
 
 
 def draw(frame: pd.DataFrame) -> Figure:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from figures.fig2_block_diagram import compute, draw, frame_of
+from figures.fig2_block_diagram import compute, draw, finding, frame_of
 from keel_theory.schemes import SCHEMES, get_scheme
 from keel_theory.spec import NormKind
 from tests.figures._pictures import words
@@ -82,3 +82,21 @@ def test_layer_norm_is_named_where_the_scheme_is_read_so() -> None:
     said = words(draw(frame_of(get_scheme("post_ln").with_norm(NormKind.LAYER), 4)))
     assert "LayerNorm" in said
     assert "RMSNorm" not in said
+
+
+def test_finding_holds_keel_against_the_papers_rules() -> None:
+    assert finding(compute()) == {
+        "n_sublayers": 64,
+        "norm_in": 64,
+        "norm_out": 64,
+        "scale": 64,
+        "nothing_else": 64,
+        "verdict": "reproduced",
+    }
+
+
+def test_finding_sees_a_scale_and_a_norm_that_are_not_the_papers() -> None:
+    frame = compute()
+    scaled = frame.assign(shortcut_scale=frame["n_sublayers"].astype(float))
+    assert (finding(scaled)["scale"], finding(scaled)["verdict"]) == (62, "reproduced in direction")
+    assert finding(frame.assign(norm_out="rms"))["verdict"] == "not reproduced"

@@ -108,3 +108,19 @@ def test_committed_full_gradient_grows_with_a_gated_ffn_only(committed) -> None:
     full = bottom_gains(committed).query("scheme == 'post_ln' and n_sublayers == 128").groupby("ffn")["full"].median()
     assert full["swiglu"] > 1e5
     assert full["relu"] < 10
+
+
+def test_finding_is_of_the_deepest_model_below_its_first_block(frame) -> None:
+    found = full_and_shortcut.finding(frame)
+    assert (found["n_sublayers"], found["width"]) == (6, 32)
+    rows = frame.query("scheme == 'keel' and ffn == 'relu' and n_sublayers == 6 and boundary == 2")
+    spread = found["relu"]["keel"]["shortcut"]
+    assert spread == {
+        "median": rows["shortcut"].median(),
+        "low": rows["shortcut"].min(),
+        "high": rows["shortcut"].max(),
+        "seeds": 3,
+    }
+    assert found["swiglu"]["pre_ln"]["shortcut"]["median"] == 1.0
+    changed = frame.assign(full=frame["full"].where(frame["boundary"] != 2, 7.0))
+    assert full_and_shortcut.finding(changed)["swiglu"]["post_ln"]["full"]["low"] == 7.0

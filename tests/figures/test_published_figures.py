@@ -78,3 +78,17 @@ def test_gain_panel_shows_keel_minus_pre_ln() -> None:
     assert gain.round(1).to_dict() == {64: 1.7, 128: 1.2, 512: 3.8, 1024: 3.0}
     (line,) = fig1c_depth_scaling.draw(frame).axes[1].lines
     np.testing.assert_array_equal(line.get_ydata(), gain)
+
+
+def test_findings_are_the_published_gains_without_a_verdict() -> None:
+    capabilities = fig1b_capabilities.finding(fig1b_capabilities.compute())
+    assert {name: round(gain, 1) for name, gain in capabilities["gains"].items()} == {
+        "multilingual": 4.4,
+        "general_knowledge": 2.8,
+        "math_and_code": 6.4,
+        "overall": 3.8,
+    }
+    depths = fig1c_depth_scaling.finding(fig1c_depth_scaling.compute())
+    assert round(depths["gains"]["512 sub-layers"], 1) == 3.8
+    assert 0 < depths["largest_difference"] < 0.06
+    assert "verdict" not in capabilities | depths
