@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
+    from probes.config import FfnKind
     from probes.training import TrainingResult
 
-__all__ = ["SETTINGS", "compute", "draw", "landmark_rows", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "finding", "landmark_rows", "main"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -45,7 +47,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+ALIKE = 0.99
+"""Cosine between tokens, dimensionless."""
+_BELOW_FIRST_BLOCK = 2
 _MOST_RANGE = 1e-12
+_GATED = "swiglu"
+_FFN_WORDS = {"swiglu": "SwiGLU", "relu": "ReLU", "gelu": "GELU"}
 _ENTROPIES = {"unigram_entropy": "unigram\nentropy", "bigram_entropy": "bigram\nentropy"}
 
 
@@ -69,6 +76,7 @@ def compute(
     *,
     folder: Path | None = None,
     schemes: Sequence[str] = ("post_ln", "keel"),
+    ffns: Sequence[FfnKind] = ("swiglu",),
     n_blocks: int = 32,
     steps: int = 300,
     peak_lr: float = 5e-2,
@@ -80,8 +88,9 @@ def compute(
     """Train every scheme up one ramp over bytes.
 
     Args:
-        folder: of the runs that can be resumed, one folder per scheme; None trains in memory.
-        schemes: names, one column of the figure each.
+        folder: of the runs that can be resumed, one folder each; None trains in memory.
+        schemes: names.
+        ffns: kinds of FFN; each with every scheme, one column of the figure each.
         n_blocks: Transformer blocks, two sub-layers each.
         steps: of the ramp.
         peak_lr: at its end.
@@ -92,7 +101,7 @@ def compute(
 
     Returns:
         Tidy rows of every profile, of loss and learning rate at every step, and of the text's entropies (step 0), with the
-        width and the device in every row. Its ``attrs`` hold each run's configuration and outcome.
+        FFN, the width and the device in every row. Its ``attrs`` hold each run's configuration and outcome.
     """
     import pandas as pd
 
@@ -102,17 +111,18 @@ def compute(
 
     corpus = build_corpus()
     frames, facts = [], []
-    for scheme in schemes:
+    for ffn, scheme in product(ffns, schemes):
         plain = cpu_preset(scheme)
-        heads = width // 16
+        heads, kv_heads = width // 16, max(1, width // 32)
         model = replace(
-            plain.model, n_blocks=n_blocks, width=width, ffn_width=3 * width, n_heads=heads, n_kv_heads=max(1, heads // 2)
+            plain.model, ffn=ffn, n_blocks=n_blocks, width=width, ffn_width=3 * width, n_heads=heads, n_kv_heads=kv_heads
         )
         config = replace(
             plain, model=model, steps=steps, peak_lr=peak_lr, probe_steps=evenly_spaced(steps, n_profiles), device=device
         ).with_seed(seed)
         result = train(config, corpus=corpus, folder=None if folder is None else folder / f"{scheme}-{config.key}")
-        frames += [result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result)]
+        parts = (result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result))
+        frames += [part.assign(ffn=ffn) for part in parts]
         facts.append(result.to_dict())
     frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"}).assign(width=width, device=device)
     frame.attrs["runs"] = facts
@@ -126,8 +136,70 @@ def landmark_rows(result: TrainingResult) -> pd.DataFrame:
     return rows.assign(step=0, metric=list(_ENTROPIES), value=values, unit="nats/token")
 
 
+def finding(frame: pd.DataFrame) -> dict[str, Any]:
+    """How far the gradient falls on its way down while training, and whether the tokens are alike by then.
+
+    What is left of a gradient is its norm below the first block over that at the top of the stack. Tokens count as alike where
+    the median over depth of their mean cosine is :data:`ALIKE` or more.
+
+    Args:
+        frame: of :func:`compute`, one seed; without a column of FFNs it is the gated one's.
+
+    Returns:
+        Depth, steps, and per FFN and scheme: what is left of the full and of the shortcut-only gradient at the first profile
+        and where the full one is lowest (with that step, that cosine, and the one at the top), the first profile at which
+        tokens are alike (None if none), the highest cosine and what is left of the full gradient there, and the mean loss of
+        the last twentieth of the steps (nats per token).
+    """
+    frame = frame if "ffn" in frame.columns else frame.assign(ffn=_GATED)
+    return {
+        "n_sublayers": int(frame["n_sublayers"].iloc[0]),
+        "steps": int(frame["step"].max()),
+        "peak_lr": float(frame.loc[frame["metric"] == "lr", "value"].max()),
+        "unigram_entropy": float(frame.loc[frame["metric"] == "unigram_entropy", "value"].iloc[0]),
+        **{
+            str(ffn): {str(scheme): _course(rows) for scheme, rows in of_ffn.groupby("scheme", sort=False)}
+            for ffn, of_ffn in frame.groupby("ffn", sort=False)
+        },
+    }
+
+
+def _course(run: pd.DataFrame) -> dict[str, Any]:
+    """What one run says."""
+    full, shortcut = (_left(run, metric) for metric in ("stream_grad_norm", "shortcut_grad_norm"))
+    cosines = run[run["metric"] == "token_cosine"]
+    cosine = cosines.groupby("step")["value"].median()
+    at_top = cosines[cosines["sublayer"] == cosines["sublayer"].max()].set_index("step")["value"]
+    lowest, closest = int(full.index.to_numpy()[full.argmin()]), int(cosine.index.to_numpy()[cosine.argmax()])
+    alike = cosine.index[cosine >= ALIKE]
+    losses = run[(run["metric"] == "loss") & (run["sublayer"] == -1)].sort_values("step")["value"]
+    return {
+        "start_full": float(full.iloc[0]),
+        "start_shortcut": float(shortcut.iloc[0]),
+        "lowest_full": float(full.loc[lowest]),
+        "lowest_step": lowest,
+        "shortcut_there": float(shortcut.loc[lowest]),
+        "cosine_there": float(cosine.loc[lowest]),
+        "top_cosine_there": float(at_top.loc[lowest]),
+        "alike_from": int(alike[0]) if len(alike) else None,
+        "highest_cosine": float(cosine.loc[closest]),
+        "highest_cosine_step": closest,
+        "full_at_highest_cosine": float(full.loc[closest]),
+        "last_loss": float(losses.iloc[-max(1, len(losses) // 20) :].mean()),
+    }
+
+
+def _left(run: pd.DataFrame, metric: str) -> pd.Series[float]:
+    """Gradient norm below the first block over that at the top, by step."""
+    rows = run[run["metric"] == metric]
+    table = rows.pivot_table(index="step", columns="sublayer", values="value", dropna=False).astype(float)
+    top = int(run["sublayer"].max())
+    left: pd.Series[float] = table[min(_BELOW_FIRST_BLOCK, top)] / table[top]
+    return left
+
+
 def draw(frame: pd.DataFrame) -> Figure:
-    """One column per scheme, one row per metric, one colour scale per row.
+    """One column per FFN and scheme, one row per metric, one colour scale per row.
 
     Args:
         frame: of :func:`compute`, or ``dynamics()``, ``to_frame()`` and :func:`landmark_rows` of any runs together.
@@ -137,16 +209,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     """
     from matplotlib.figure import Figure as NewFigure
 
-    schemes = list(dict.fromkeys(frame["scheme"]))
+    runs = _runs(frame)
     with paper_style():
         figure = NewFigure(figsize=(7.0, 7.8), layout="constrained")
-        axes = figure.subplots(1 + len(_ROWS), len(schemes), sharex=True, squeeze=False, height_ratios=[1.1] + [1] * len(_ROWS))
-        for column, scheme in enumerate(schemes):
-            mine = frame[frame["scheme"] == scheme]
-            _loss_curve(axes[0, column], mine, scheme, words=scheme == schemes[-1])
+        axes = figure.subplots(1 + len(_ROWS), len(runs), sharex=True, squeeze=False, height_ratios=[1.1] + [1] * len(_ROWS))
+        for column, run in enumerate(runs):
+            _loss_curve(axes[0, column], run, words=column == len(runs) - 1)
+            axes[0, column].set_title(_title(run, len(runs)))
         _share_y(axes[0])
         for i, row in enumerate(_ROWS, start=1):
-            _heat_maps(figure, axes[i], frame, schemes, row)
+            _heat_maps(figure, axes[i], runs, row)
         figure.supxlabel(f"{_step_words(frame)}\n{_size_words(frame)}", size=8)
         for left in axes[1:, 0]:
             left.set_ylabel("sub-layer")
@@ -156,8 +228,23 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _loss_curve(axes: Axes, frame: pd.DataFrame, scheme: str, *, words: bool) -> None:
+def _runs(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """One frame per FFN and scheme, in order; frames of ``keel train`` do not name the FFN."""
+    keys = ["ffn", "scheme"] if "ffn" in frame.columns else ["scheme"]
+    return [rows for _, rows in frame.groupby(keys, sort=False)]
+
+
+def _title(run: pd.DataFrame, n_runs: int) -> str:
+    """Scheme and depth, or scheme and FFN where there is little room."""
+    label = get_scheme(str(run["scheme"].iloc[0])).label
+    if n_runs > 2:
+        return f"{label}, {_FFN_WORDS[run['ffn'].iloc[0]]}"
+    return f"{label}, {int(run['n_sublayers'].iloc[0])} sub-layers"
+
+
+def _loss_curve(axes: Axes, frame: pd.DataFrame, *, words: bool) -> None:
     """The loss beside the text's entropies, which the last column names outside its axes."""
+    scheme = str(frame["scheme"].iloc[0])
     loss = frame[(frame["metric"] == "loss") & (frame["sublayer"] == -1)].sort_values("step")
     axes.plot(loss["step"], loss["value"], color=scheme_style(scheme).color, linewidth=0.9)
     for metric, name in _ENTROPIES.items():
@@ -167,7 +254,6 @@ def _loss_curve(axes: Axes, frame: pd.DataFrame, scheme: str, *, words: bool) ->
             if words:
                 label = axes.text(1.02, float(level.iloc[0]), name, transform=axes.get_yaxis_transform(), size=7, va="center")
                 label.set_in_layout(False)  # there is room above the colour bars
-    axes.set_title(f"{get_scheme(scheme).label}, {int(frame['n_sublayers'].iloc[0])} sub-layers")
     axes.set_ylabel("loss (nats)")
     axes.label_outer()
 
@@ -183,6 +269,8 @@ def _size_words(frame: pd.DataFrame) -> str:
     words = [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}", "n = 1 run per scheme"]
     if {"width", "device"} <= set(frame.columns):
         words = [f"width {int(frame['width'].iloc[0])}", *words, str(frame["device"].iloc[0])]
+    if "ffn" in frame.columns:
+        words.insert(0, f"{' and '.join(_FFN_WORDS[ffn] for ffn in frame['ffn'].unique())} FFN")
     return " · ".join(words)
 
 
@@ -192,8 +280,8 @@ def _share_y(row: np.ndarray) -> None:
         axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())
 
 
-def _heat_maps(figure: Figure, row: np.ndarray, frame: pd.DataFrame, schemes: Sequence[str], what: _Row) -> None:
-    tables = [_table(frame, scheme, what.metric) for scheme in schemes]
+def _heat_maps(figure: Figure, row: np.ndarray, runs: Sequence[pd.DataFrame], what: _Row) -> None:
+    tables = [_table(run, what.metric) for run in runs]
     norm = _scale([values for _, _, values in tables], what)
     for axes, (steps, depth, values) in zip(row, tables, strict=True):
         image = axes.pcolormesh(_edges(steps), _edges(depth), values, cmap=what.cmap, norm=norm, rasterized=True)
@@ -204,9 +292,9 @@ def _heat_maps(figure: Figure, row: np.ndarray, frame: pd.DataFrame, schemes: Se
     figure.colorbar(image, ax=list(row), label=what.label, extend="both", pad=0.01, aspect=9)
 
 
-def _table(frame: pd.DataFrame, scheme: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _table(run: pd.DataFrame, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps, sub-layers and values (sub-layer by step) of one metric."""
-    found = frame[(frame["scheme"] == scheme) & (frame["metric"] == metric)]
+    found = run[run["metric"] == metric]
     table = found.pivot_table(index="sublayer", columns="step", values="value")
     return table.columns.to_numpy(float), table.index.to_numpy(float), table.to_numpy(float)
 

@@ -90,6 +90,7 @@ _ENTRIES = (
     FigureEntry(name="gain_against_depth", title="Shortcut gain against depth, every scheme"),
     FigureEntry(name="phase_diagram", title="What the shortcut keeps, over depth and shortcut scale"),
     FigureEntry(name="heat_maps", title="Gradients over depth and training step"),
+    FigureEntry(name="heat_maps_relu", title="Gradients over depth and training step, plain FFN"),
     FigureEntry(name="full_and_shortcut", title="Full against shortcut-only gradient over depth"),
     FigureEntry(name="second_norm_cost", title="What Keel's second norm costs, by width"),
     FigureEntry(name="gradient_norms", title="Gradient norms of SmolLM2-135M over depth"),

@@ -1,10 +1,12 @@
 """The heat maps: what is drawn is what was measured, legibly."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from figures import heat_maps
+from figures import heat_maps, heat_maps_relu
 
 ROWS = ["stream_grad_norm", "shortcut_grad_norm", "token_cosine", "branch_ratio", "update_to_weight"]
 
@@ -43,7 +45,7 @@ def test_finished_runs_are_read_not_trained_again(frame, folder, monkeypatch) ->
 
 def test_size_seed_and_device_are_in_the_frame_and_below_the_maps(frame, figure) -> None:
     assert set(frame["width"]) == {64}
-    assert "width 64 · seed 0 · n = 1 run per scheme · cpu" in figure._supxlabel.get_text()
+    assert "SwiGLU FFN · width 64 · seed 0 · n = 1 run per scheme · cpu" in figure._supxlabel.get_text()
 
 
 def test_every_map_shows_the_measured_values_on_the_rows_own_scale(figure, frame) -> None:
@@ -73,3 +75,55 @@ def test_words_stay_inside_the_figure_and_apart(figure) -> None:
         assert box.x1 <= width
         assert box.y1 <= height
     assert boxes["Post-LN, 4 sub-layers"].x1 < boxes["Keel, 4 sub-layers"].x0
+
+
+@pytest.fixture(scope="module")
+def four():
+    return heat_maps.compute(n_blocks=2, steps=50, n_profiles=5, ffns=["swiglu", "relu"])
+
+
+def test_gated_and_plain_ffn_stand_side_by_side(four) -> None:
+    figure = heat_maps.draw(four)
+    titles = [axes._left_title.get_text() or axes.get_title() for axes in figure.axes[:4]]
+    assert titles == ["Post-LN, SwiGLU", "Keel, SwiGLU", "Post-LN, ReLU", "Keel, ReLU"]
+    boxes = [axes._left_title.get_window_extent() for axes in figure.axes[:4]]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_finding_is_of_each_run(four) -> None:
+    found = heat_maps.finding(four)
+    run = four[(four["ffn"] == "relu") & (four["scheme"] == "keel") & (four["step"] == 1)]
+    grad = run[run["metric"] == "stream_grad_norm"].set_index("sublayer")["value"]
+    assert found["relu"]["keel"]["start_full"] == pytest.approx(float(grad[2]) / float(grad[4]))
+    assert found["swiglu"]["keel"] != found["relu"]["keel"]
+    assert (found["n_sublayers"], found["steps"], found["peak_lr"]) == (4, 50, pytest.approx(0.05))
+
+
+def test_finding_says_when_tokens_are_alike_and_how_far_the_gradient_falls(frame) -> None:
+    changed = frame.copy()
+    mine = changed["scheme"] == "post_ln"
+    steps = sorted(changed.loc[changed["metric"] == "token_cosine", "step"].unique())
+    changed.loc[mine & (changed["metric"] == "token_cosine") & (changed["step"] >= steps[2]), "value"] = 0.995
+    below = (changed["metric"] == "stream_grad_norm") & (changed["sublayer"] == 2) & (changed["step"] == steps[3])
+    changed.loc[mine & below, "value"] = 0.0
+    found = heat_maps.finding(changed)["swiglu"]
+    assert (found["post_ln"]["alike_from"], found["keel"]["alike_from"]) == (steps[2], None)
+    assert (found["post_ln"]["lowest_full"], found["post_ln"]["lowest_step"]) == (0.0, steps[3])
+    assert found["post_ln"]["cosine_there"] == found["post_ln"]["top_cosine_there"] == pytest.approx(0.995)
+    assert found["keel"]["lowest_full"] > 0
+
+
+def test_frame_without_a_column_of_ffns_is_the_gated_ones(frame) -> None:
+    plain = frame.drop(columns="ffn")
+    assert heat_maps.finding(plain) == heat_maps.finding(frame)
+    assert "FFN" not in heat_maps.draw(plain)._supxlabel.get_text()
+
+
+def test_plain_ffn_has_a_figure_of_its_own_from_the_same_code() -> None:
+    for preset, settings in heat_maps_relu.SETTINGS.items():
+        assert settings == {**heat_maps.SETTINGS[preset], "ffns": ["relu"]}
+    assert (heat_maps_relu.compute, heat_maps_relu.draw, heat_maps_relu.finding) == (
+        heat_maps.compute,
+        heat_maps.draw,
+        heat_maps.finding,
+    )

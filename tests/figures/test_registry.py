@@ -23,7 +23,15 @@ PAPER = {
     "fig8b_small_lr": "Figure 8b",
     "table1_max_lr": "Table 1",
 }
-OWN = {"gain_against_depth", "phase_diagram", "heat_maps", "full_and_shortcut", "second_norm_cost", "gradient_norms"}
+OWN = {
+    "gain_against_depth",
+    "phase_diagram",
+    "heat_maps",
+    "heat_maps_relu",
+    "full_and_shortcut",
+    "second_norm_cost",
+    "gradient_norms",
+}
 
 
 def test_every_figure_of_the_paper_has_an_entry_and_so_have_the_toolkits_own() -> None:
