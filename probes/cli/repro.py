@@ -1,4 +1,4 @@
-"""``keel repro``: the report on the paper, from every check that needs no training."""
+"""``keel repro``: the report on the paper, from every check that needs no training, and from committed frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def repro(
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", show_default=False)
     ] = None,
 ) -> None:
-    """Write the report on the paper as Markdown: its claims, checked, and its tables held against each other.
+    """Write the report on the paper as Markdown: every equation, figure and table with a status that is computed.
+
+    Equations from derivations, models and claims that are checked now; figures from their committed frames; what the reduced
+    scale cannot show, where measurements disagree with the paper, its claims, and its tables held against each other.
 
     Exit code 1 if a claim does not turn out as expected; what the paper contradicts itself in does not count.
 
@@ -35,23 +38,27 @@ def repro(
     require_place(output)
     from figures.paper_check import check_paper
     from figures.paper_tables import PUBLISHED, load_tables
+    from figures.reproduction import as_markdown as reproduction_of
+    from figures.reproduction import claim_cells, collect
     from keel_theory.claims import CLAIMS
     from probes.cli.paper_check import as_markdown as consistency_of
     from probes.verification import as_markdown, verify_claims
 
     consistency = consistency_of(check_paper(load_tables(PUBLISHED)))
     done = verify_claims(progress=ClaimProgress(len(CLAIMS)))
-    emit(document(as_markdown(done), consistency), output)
+    reproduction = reproduction_of(collect({each.result.claim.id: claim_cells(each) for each in done}))
+    emit(document(reproduction, as_markdown(done), consistency), output)
     failed = [each.result.claim.id for each in done if not each.passed]
     if failed:
         print(f"not as expected: {', '.join(failed)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def document(claims: str, consistency: str) -> str:
+def document(reproduction: str, claims: str, consistency: str) -> str:
     """Put the sections of the report together.
 
     Args:
+        reproduction: sections of :func:`figures.reproduction.as_markdown`.
         claims: table of ``keel verify --markdown``.
         consistency: tables of ``keel paper-check --markdown``.
 
@@ -59,10 +66,10 @@ def document(claims: str, consistency: str) -> str:
         Markdown without a final newline.
 
     Example:
-        >>> document("| claim |", "**What was checked**").splitlines()[0]
+        >>> document("## Items", "| claim |", "**What was checked**").splitlines()[0]
         '# What holds of the paper'
     """
-    return "\n".join([*_INTRODUCTION, "", *_CLAIMS, "", claims, "", *_CONSISTENCY, "", consistency])
+    return "\n".join([*_INTRODUCTION, "", reproduction, "", *_CLAIMS, "", claims, "", *_CONSISTENCY, "", consistency])
 
 
 _INTRODUCTION = (

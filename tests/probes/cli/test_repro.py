@@ -18,7 +18,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def keel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process over two quick claims: (exit code, stdout, stderr)."""
+    """The command in this process over two quick claims, derivations taken as proved: (exit code, stdout, stderr)."""
+    monkeypatch.setattr("keel_theory.derivations.is_proved", lambda derivation: True)
     quick = MappingProxyType({id: CLAIMS[id] for id in ("5-beta", "9-radial")})
     monkeypatch.setattr(claims_module, "CLAIMS", quick)
     monkeypatch.setattr(verification, "verify_claims", lambda progress: verify_claims(quick, progress=progress))
@@ -41,6 +42,9 @@ def test_report_holds_claims_and_consistency(keel: Run, tmp_path: Path) -> None:
     assert out.startswith("# What holds of the paper\n")
     assert out.index("| `5-beta` |") < out.index("| `9-radial` |") < out.index("## The paper's tables")
     assert "**What was checked**" in out
+    assert out.index("\n## Every equation, figure and table\n") < out.index("\n## Claims about gradients")
+    assert "`9-scale` was not checked in this run" in out
+    assert "`5-beta` was not checked" not in out
     path = tmp_path / "report.md"
     assert keel("-o", str(path))[:2] == (0, "")
     assert path.read_text(encoding="utf-8") == out

@@ -1,0 +1,191 @@
+"""Items of the report: statuses follow from the evidence, and the text from the frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from figures._reproduction_items import EQUATIONS, FIGURES, TABLES
+from figures._reproduction_rows import ClaimCells, Equation, Figure, Sources, Spread, Status, equation_row, figure_row, readable
+from figures._reproduction_text import DISAGREEMENTS, LIMITS, NOTES, texts
+from figures.paper_check import check_paper
+from figures.paper_tables import TABLES as PUBLISHED_TABLES
+from figures.paper_tables import load_tables
+from figures.pipeline import StoredFrame
+from figures.registry import FIGURES as REGISTRY
+from figures.reproduction import as_markdown, collect, rows
+from keel_theory.claims import CLAIMS
+from keel_theory.derivations import DERIVATIONS
+from probes.printed_equations import PRINTED
+from tests.figures._frames import learning, run, runs, with_spike
+
+HOLDS = ClaimCells(statement="s", claimed="1", numeric="1.0 ± 0.1", measured="1.1 ± 0.1", holds=True, decided=True)
+REFUTED = replace(HOLDS, holds=False)
+UNDECIDED = replace(HOLDS, decided=False)
+ITEM = Equation(numbers="3", paper="p", derivations=("3",), definition="3", claims=("a", "b"))
+
+
+def _sources(frames: Callable[[str], StoredFrame | None] = lambda name: None, **changes: Any) -> Sources:
+    tables = load_tables()
+    plain: dict[str, Any] = {
+        "proved": {"3": True},
+        "differences": {"3": 1e-16},
+        "claims": {"a": HOLDS, "b": HOLDS},
+        "frames": frames,
+        "consistency": check_paper(tables),
+        "tables": {name: tables.frame(name) for name in PUBLISHED_TABLES},
+    }
+    return Sources(**(plain | changes))
+
+
+def _stability(pre_ln: float, keel: float, width: int = 64) -> StoredFrame:
+    """Two seeds of Figure 1a with rises of these heights."""
+    calm = learning(1000, 2.2)
+    frame = runs(
+        run(with_spike(calm, 500, height), scheme=scheme, seed=seed, width=width)
+        for scheme, height in (("pre_ln", pre_ln), ("keel", keel))
+        for seed in (0, 1)
+    )
+    return StoredFrame(frame=frame, about={"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Status.REPRODUCED),
+        ({"claims": {"a": HOLDS, "b": REFUTED}}, Status.IN_DIRECTION),
+        ({"claims": {"a": REFUTED, "b": REFUTED}}, Status.NOT_REPRODUCED),
+        ({"claims": {"a": HOLDS, "b": UNDECIDED}}, Status.NOT_REPRODUCED),
+        ({"claims": {"a": HOLDS}}, Status.NOT_ATTEMPTED),
+        ({"differences": {"3": 1e-3}, "claims": {"a": REFUTED, "b": REFUTED}}, Status.NOT_REPRODUCED),
+    ],
+    ids=["all hold", "one refuted", "all refuted", "one undecided", "one not run", "another model"],
+)
+def test_status_of_an_equation_follows_from_its_evidence(changes: dict[str, Any], status: Status) -> None:
+    assert equation_row(ITEM, _sources(**changes)).status is status
+
+
+@pytest.mark.parametrize("changes", [{"proved": {"3": False}}, {"differences": {"3": 1e-3}}])
+def test_an_equation_without_proof_or_model_is_not_reproduced_in_full(changes: dict[str, Any]) -> None:
+    assert equation_row(ITEM, _sources(**changes)).status in {Status.IN_DIRECTION, Status.NOT_REPRODUCED}
+    alone = replace(ITEM, claims=())
+    assert equation_row(alone, _sources(**changes)).status is Status.NOT_REPRODUCED
+
+
+def test_row_of_an_equation_says_what_was_refuted_and_how_to_repeat_it() -> None:
+    row = equation_row(replace(ITEM, beside=("c",)), _sources(claims={"a": HOLDS, "b": HOLDS, "c": REFUTED}))
+    assert "refuted (`c`): s" in row.why
+    assert row.command == "`keel theory derive 3`; `keel verify a b c`"
+    assert "`a` holds: claimed 1, numeric 1.0 ± 0.1, measured 1.1 ± 0.1" in row.ours
+
+
+def _figure(name: str) -> Figure:
+    return next(item for item in (*FIGURES, *TABLES) if isinstance(item, Figure) and item.figure == name)
+
+
+@pytest.mark.parametrize(
+    ("pre_ln", "keel", "width", "status"),
+    [
+        (1.5, 0.0, 1024, Status.REPRODUCED),
+        (1.5, 0.0, 64, Status.IN_DIRECTION),
+        (1.5, 1.0, 1024, Status.IN_DIRECTION),
+        (0.5, 1.0, 64, Status.NOT_REPRODUCED),
+    ],
+)
+def test_status_of_a_figure_is_its_finding_at_its_size(pre_ln: float, keel: float, width: int, status: Status) -> None:
+    row = figure_row(_figure("fig1a_stability"), _sources(lambda name: _stability(pre_ln, keel, width)))
+    assert row.status is status
+    assert row.seeds == "0, 1"
+    assert f"width {width:,}" in row.size
+    assert ("every part holds" in row.why) == (status is Status.IN_DIRECTION and keel == 0.0)
+
+
+def test_figure_without_a_run_is_not_attempted() -> None:
+    row = figure_row(_figure("fig1a_stability"), _sources())
+    assert (row.status, row.ours) == (Status.NOT_ATTEMPTED, "–")
+    assert "no committed run" in row.why
+
+
+def test_a_finding_changes_the_document() -> None:
+    texts = [
+        as_markdown(_sources(lambda name, h=height: _stability(*h) if name == "fig1a_stability" else None))
+        for height in ((1.5, 0.0), (0.5, 1.0))
+    ]
+    assert texts[0] != texts[1]
+    assert "Figure 1a is not reproduced" in texts[1]
+    assert "Figure 1a is not reproduced" not in texts[0]
+
+
+def test_frames_of_other_settings_do_not_count(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = collect({}, prove=False).frames("fig2_block_diagram")
+    assert current is not None
+    monkeypatch.setattr("figures.pipeline.settings_key", lambda *arguments: "another")
+    assert collect({}, prove=False).frames("fig2_block_diagram") is None
+    monkeypatch.undo()
+    assert collect({}, data=tmp_path, prove=False).frames("fig2_block_diagram") is None
+
+
+def test_derivations_are_proved_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel_theory.derivations.is_proved", lambda derivation: derivation.id != "15")
+    proved = collect({}).proved
+    assert not proved["15"]
+    assert proved["3"]
+    assert collect({}, prove=False).proved["15"]
+
+
+def test_evidence_that_items_name_exists() -> None:
+    for item in EQUATIONS:
+        assert set(item.derivations) <= set(DERIVATIONS)
+        assert {*item.claims, *item.beside} <= set(CLAIMS)
+        assert not item.definition or item.definition in PRINTED
+    assert {item.figure for item in (*FIGURES, *TABLES) if isinstance(item, Figure)} <= set(REGISTRY)
+    assert {name for each in DISAGREEMENTS for name in each.claims} <= set(CLAIMS)
+
+
+def test_every_definition_and_every_numbered_claim_is_used() -> None:
+    assert {item.definition for item in EQUATIONS} >= set(PRINTED)
+    used = {name for item in EQUATIONS for name in (*item.claims, *item.beside)}
+    assert {name for name, claim in CLAIMS.items() if claim.equation != "-"} <= used
+
+
+def test_table_8_is_computed() -> None:
+    sources = _sources()
+    assert rows(sources)["tables"][-1].status is Status.REPRODUCED
+    changed = sources.tables["table8_model_config"].copy()
+    changed.loc[changed["hyper_parameter"] == "hidden_dim", "value"] = 512.0
+    other = replace(sources, tables={**sources.tables, "table8_model_config": changed})
+    assert rows(other)["tables"][-1].status is Status.NOT_REPRODUCED
+
+
+KNOWN = (
+    r"Eqs?\. \d+( and \d+)?|Figures? \d[a-c]?( and \d[a-c])?|Tables? \d( to \d)?|`[\w-]+`|1/sqrt\((width|3)\)|log10|1e4|10\^12|"
+    r"1,024 and 2,048|1,024|512 sub-layers|float32|bfloat16|variance 1|tend to 1|vocabulary of 256"
+)
+
+
+def test_every_text_is_used_and_every_item_has_one() -> None:
+    assert list(texts()) == [*NOTES, *LIMITS, *(each.id for each in DISAGREEMENTS)]
+
+
+@pytest.mark.parametrize("name", texts())
+def test_no_measured_number_is_written_by_hand(name: str) -> None:
+    """Outside the fields there are the paper's numbers, names, and nothing else."""
+    by_hand = re.sub(KNOWN, "", re.sub(r"\{[^}]*\}", "", texts()[name]))
+    assert not re.search(r"\d", by_hand), by_hand
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"median": 1.0, "low": 0.5, "high": 2.0, "seeds": 3}, "1.0 (0.5 to 2.0)"),
+        ({"median": 1.0, "low": 1.0, "high": 1.0, "seeds": 1}, "1.0"),
+    ],
+)
+def test_spreads_print_their_range(value: dict[str, float], text: str) -> None:
+    spread = readable({"x": [value]})["x"][0]
+    assert isinstance(spread, Spread)
+    assert f"{spread:.1f}" == text
