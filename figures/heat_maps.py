@@ -315,7 +315,7 @@ def _scale(values: list[np.ndarray], what: _Row) -> Normalize:
 def _edges(centres: np.ndarray) -> np.ndarray:
     """Borders half way between neighbours; a single one is one wide."""
     if len(centres) == 1:
-        return centres[0] + np.array([-0.5, 0.5])
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
     middle = (centres[1:] + centres[:-1]) / 2
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
 
