@@ -39,7 +39,9 @@ def test_every_scheme_of_the_toolkit_is_drawn() -> None:
 def test_lines_are_the_closed_form_and_markers_the_frames_means(figure, frame, scheme: str) -> None:
     for axes in figure.axes:
         line = next(line for line in axes.lines if line.get_label() == f"closed {scheme}")
-        exact = [shortcut_log_product(get_scheme(scheme), int(depth), scaled_matrices=2) for depth in line.get_xdata(orig=False)]
+        exact = [
+            shortcut_log_product(get_scheme(scheme), int(depth), scaled_matrices=2) for depth in line.get_xdata(orig=False)
+        ]
         np.testing.assert_allclose(line.get_ydata(orig=False), np.array(exact) / math.log(10), rtol=1e-12, atol=1e-12)
         assert line.get_color() == scheme_style(scheme).color
         bars = next(container for container in axes.containers if container.get_label() == f"drawn {scheme}")
