@@ -12,7 +12,7 @@ import numpy.typing as npt
 from probes.errors import TextError
 from probes.tokenization import N_BYTES
 
-__all__ = ["BpeEncoder", "load_tokenizer", "train_tokenizer"]
+__all__ = ["BpeEncoder", "check_size", "load_tokenizer", "train_tokenizer"]
 
 
 def train_tokenizer(documents: Sequence[str], size: str | int) -> str:
@@ -30,8 +30,7 @@ def train_tokenizer(documents: Sequence[str], size: str | int) -> str:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if not str(size).isdecimal() or int(size) <= N_BYTES:
-        raise TextError(f"'bpe:{size}': a BPE tokenizer needs a number of tokens above {N_BYTES}, for example bpe:4096")
+    check_size(size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,6 +39,16 @@ def train_tokenizer(documents: Sequence[str], size: str | int) -> str:
     tokenizer.train_from_iterator(documents, trainer)
     text: str = tokenizer.to_str()
     return text
+
+
+def check_size(size: str | int) -> None:
+    """Refuse what is no number of tokens for a BPE.
+
+    Raises:
+        TextError: if the size is not a number above 256.
+    """
+    if not str(size).isdecimal() or not N_BYTES < int(size) < 1 << 31:
+        raise TextError(f"'bpe:{size}': a BPE tokenizer needs a number of tokens above {N_BYTES}, for example bpe:4096")
 
 
 def load_tokenizer(path: Path) -> str:

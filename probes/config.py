@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -179,7 +180,13 @@ class ModelConfig:
 
 def _pairs(parameters: _SchemeParameters) -> tuple[tuple[str, ParameterValue], ...]:
     """Parameters as sorted pairs, whichever way they were given."""
-    return tuple(sorted(dict(parameters).items()))
+    try:
+        pairs = tuple(sorted(dict(parameters).items()))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scheme_parameters must be a table of names and values, got {parameters!r}") from error
+    if not pairs and parameters not in ({}, ()):
+        raise ConfigError(f"scheme_parameters must be a table of names and values, got {parameters!r}")
+    return pairs
 
 
 def _check_types(config: ModelConfig) -> None:
@@ -190,13 +197,17 @@ def _check_types(config: ModelConfig) -> None:
             raise ConfigError(f"{name} must be an integer of at least {lowest}, got {value!r}")
     for name in _POSITIVE_NUMBERS:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
             raise ConfigError(f"{name} must be a positive finite number, got {value!r}")
     for name in _FLAGS:
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{name} must be true or false, got {getattr(config, name)!r}")
+    if not isinstance(config.scheme, str):
+        raise ConfigError(f"scheme must be a name, got {config.scheme!r}")
     for name, value in dict(config.scheme_parameters).items():
-        if not isinstance(value, (int, float, str)):
+        if not isinstance(name, str):
+            raise ConfigError(f"scheme_parameters: a name must be a text, got {name!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise ConfigError(f"scheme_parameters: '{name}' must be a number or a text, got {value!r}")
     for name, choices in _CHOICES.items():
         if getattr(config, name) not in choices:

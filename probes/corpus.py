@@ -26,16 +26,17 @@ import torch
 from torch import Tensor
 
 from probes.errors import TextError
-from probes.text_documents import read_documents
+from probes.text_documents import has_columns, is_there, read_documents
 from probes.tokenization import N_BYTES
 
-__all__ = ["Corpus", "CorpusConfig", "bigram_entropy", "build_corpus", "unigram_entropy"]
+__all__ = ["Corpus", "CorpusConfig", "bigram_entropy", "build_corpus", "check_sources", "unigram_entropy"]
 
 _Tokens: TypeAlias = npt.NDArray[np.int32]
 
 _FEW_DOCUMENTS = 20
 _SHARED_PARAGRAPH = 64
 _DENSE_COUNTS = 1 << 24
+_MOST_BYTES = 1 << 63
 _SAMPLER_KEY = 0x6B65656C  # another key than other users of the same seed
 
 
@@ -61,10 +62,14 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         object.__setattr__(self, "sources", _names(self.sources))
-        if self.max_bytes < 1:
-            raise TextError(f"max_bytes must be at least 1, got {self.max_bytes}")
-        if not 0 < self.validation_share <= 0.5:
-            raise TextError(f"validation_share must be above 0 and at most 0.5, got {self.validation_share}")
+        for name in ("tokenizer", "column"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise TextError(f"{name} must be a text, got {getattr(self, name)!r}")
+        if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or not 1 <= self.max_bytes < _MOST_BYTES:
+            raise TextError(f"max_bytes must be an integer of at least 1, got {self.max_bytes!r}")
+        share = self.validation_share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 0.5:
+            raise TextError(f"validation_share must be a number above 0 and at most 0.5, got {share!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
@@ -72,13 +77,20 @@ class CorpusConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CorpusConfig:
-        """The configuration whose :meth:`to_dict` this is; an unknown field is a TypeError that names it."""
+        """The configuration whose :meth:`to_dict` this is; fields that are left out have their default.
+
+        Raises:
+            TextError: if a field is unknown or of the wrong type; the message names it.
+        """
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise TextError(f"unknown field(s) of a text: {', '.join(unknown)}")
         return cls(**values)
 
 
 def _names(sources: object) -> tuple[str, ...]:
     """One name or several, as a tuple."""
-    names = (sources,) if isinstance(sources, str) else tuple(sources) if isinstance(sources, Iterable) else ()
+    names = (sources,) if isinstance(sources, str) else tuple(sources) if isinstance(sources, (tuple, list)) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TextError(f"sources must name at least one text, got {sources!r}; 'stdlib' is on every machine")
     return names
@@ -219,6 +231,7 @@ def build_corpus(config: CorpusConfig | None = None, *, tokenizer_json: str | No
         TextError: if a source cannot be read or is empty, or the tokenizer cannot be used; the message names it.
     """
     config = config or CorpusConfig()
+    check_sources(config)
     found = read_documents(config.sources, column=config.column, max_bytes=config.max_bytes)
     documents = list(dict.fromkeys(found.documents))
     train, validation = _split(documents, config.validation_share)
@@ -278,6 +291,32 @@ def _without_shared(validation: Sequence[str], train: Iterable[str]) -> tuple[li
 
 def _paragraphs(text: str) -> Iterator[str]:
     return (paragraph.strip() for paragraph in text.split("\n\n"))
+
+
+def check_sources(config: CorpusConfig) -> None:
+    """Refuse a text that cannot be read, without reading it.
+
+    Args:
+        config: which text and tokenizer.
+
+    Raises:
+        TextError: if a file or folder is not there, a column is named and nothing has columns, or the tokenizer cannot be used.
+    """
+    missing = next((source for source in config.sources if not is_there(source)), None)
+    if missing is not None:
+        raise TextError(f"there is no text file or folder {missing}")
+    column = next(f.default for f in fields(CorpusConfig) if f.name == "column")
+    if config.column != column and not any(map(has_columns, config.sources)):
+        raise TextError(
+            f"column '{config.column}' belongs to data sets, and {', '.join(config.sources)} is plain text; leave it out"
+        )
+    if config.tokenizer != "bytes":
+        from probes.bpe import check_size, load_tokenizer
+
+        if config.tokenizer.startswith("bpe:"):
+            check_size(config.tokenizer.removeprefix("bpe:"))
+        else:
+            load_tokenizer(Path(config.tokenizer))
 
 
 class _Encoder(NamedTuple):

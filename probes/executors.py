@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -86,13 +86,13 @@ class Executor(Protocol):
     outlives: bool
     """Whether jobs are meant to go on without this process."""
 
-    def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
+    def submit(self, job: TrialJob, *, memory: int, gpu: str | None) -> Job:
         """Start a job.
 
         Args:
             job: what to run.
             memory: predicted, bytes.
-            gpu: index of the one it may see; None for none.
+            gpu: the one it may see, as CUDA_VISIBLE_DEVICES names it; None for none.
         """
 
 
@@ -106,7 +106,7 @@ def make_executor(name: str, folder: Path, options: JobOptions) -> Executor:
 
     Raises:
         MissingSubmititError: if submitit is not installed.
-        SweepError: if the name is unknown, or there is no Slurm here.
+        SweepError: if the name is unknown, or there is no Slurm here that answers.
     """
     if name not in get_args(ExecutorName):
         raise SweepError(f"unknown executor '{name}'; known: {', '.join(get_args(ExecutorName))}")
@@ -150,13 +150,12 @@ class _Local:
     def __init__(self, submitit: Any, folder: Path, options: JobOptions) -> None:
         self._submitit, self._folder, self._options = submitit, folder, options
 
-    def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
+    def submit(self, job: TrialJob, *, memory: int, gpu: str | None) -> Job:
         """Start a process that sees only its own GPU; memory is capped by the caller."""
         executor = self._submitit.LocalExecutor(folder=self._folder)
-        gpus = {} if gpu is None else {"gpus_per_node": 1, "visible_gpus": (gpu,)}
-        executor.update_parameters(timeout_min=self._options.minutes or _WEEK, signal_delay_s=30, **gpus)
+        executor.update_parameters(timeout_min=self._options.minutes or _WEEK, signal_delay_s=30)
         with _threads(self._options.threads), _deaf_to_interrupts():
-            return _LocalJob(executor.submit(job))
+            return _LocalJob(executor.submit(replace(job, visible_gpu=gpu)))  # submitit itself knows numbers alone
 
 
 class _LocalJob:
@@ -185,9 +184,12 @@ class _Slurm:
 
     def __init__(self, submitit: Any, folder: Path, options: JobOptions) -> None:
         self._submitit, self._folder, self._options = submitit, folder, options
-        slurm_jobs_alive(set())
+        listed = _squeue()
+        if listed.returncode:
+            said = " ".join(listed.stderr.split()) or f"squeue ends with code {listed.returncode}"
+            raise SweepError(f"Slurm does not answer: {said}; nothing was submitted, try again when squeue works")
 
-    def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
+    def submit(self, job: TrialJob, *, memory: int, gpu: str | None) -> Job:
         """Queue a job that may be queued again when it is preempted or out of time.
 
         Raises:
@@ -238,11 +240,15 @@ def slurm_jobs_alive(job_ids: set[str]) -> set[str]:
     Raises:
         SweepError: if there is no Slurm on this machine.
     """
+    listed = _squeue()
+    return job_ids & set(listed.stdout.split()) if listed.returncode == 0 else set(job_ids)
+
+
+def _squeue() -> subprocess.CompletedProcess[str]:
     try:
-        listed = subprocess.run(["squeue", "--noheader", "--me", "--format=%A"], capture_output=True, text=True, check=False)
+        return subprocess.run(["squeue", "--noheader", "--me", "--format=%A"], capture_output=True, text=True, check=False)
     except OSError as error:
         raise SweepError(f"executor 'slurm' needs Slurm's commands: squeue: {error.strerror or error}") from error
-    return job_ids & set(listed.stdout.split()) if listed.returncode == 0 else set(job_ids)
 
 
 class _Debug:
@@ -251,21 +257,24 @@ class _Debug:
     name: ExecutorName = "debug"
     outlives = False
 
-    def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
-        """Run it now; a GPU is the one that torch takes by itself."""
-        job()
-        return _Done(str(os.getpid()))
+    def submit(self, job: TrialJob, *, memory: int, gpu: str | None) -> Job:
+        """Run it at the first look; a GPU is the one that torch takes by itself."""
+        return _Here(job, str(os.getpid()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
+@dataclass(slots=True)
+class _Here:
+    work: TrialJob | None
     job_id: str
 
     def alive(self) -> bool:
+        work, self.work = self.work, None
+        if work is not None:
+            work()
         return False
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        self.work = None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,13 +34,65 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from probes.errors import CheckpointError, OutputError
+from probes.stored_json import COUNT, NUMBER, NUMBER_OR_NONE, TABLE, TEXT, Kind, list_of, one_of, parse_object, read_object
 from probes.training_config import TrainingConfig
 
-__all__ = ["RunFolder", "SavedState", "StepRecord", "random_state", "read_log", "restore_random_state"]
+__all__ = [
+    "RESULT_FIELDS",
+    "Outcome",
+    "RunFolder",
+    "SavedState",
+    "StepRecord",
+    "folder_trouble",
+    "random_state",
+    "read_log",
+    "restore_random_state",
+]
 
 _CONFIG, _LOG, _RESULT, _LOCK = "training.json", "log.jsonl", "result.json", ".lock"
 _STATE = Path("state", "latest.safetensors")
 _FACTS = "facts"
+
+
+class Outcome(str, Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    NON_FINITE = "non-finite"
+    STOPPED = "stopped"
+    """``on_step`` asked for it."""
+
+
+_START_ANEW = "restore it, or remove the folder 'state' to start the run anew"
+
+_WORDS = ("nan", "inf", "-inf")
+_STEP_NUMBER = Kind(
+    lambda value: value in _WORDS if isinstance(value, str) else NUMBER.holds(value), "a number, or one of " + ", ".join(_WORDS)
+)
+_SESSION = Kind(
+    lambda value: isinstance(value, dict) and all(COUNT.holds(value.get(name)) for name in ("first_step", "threads")),
+    "a table with first_step and threads",
+)
+_RECORD_FIELDS = {"step": COUNT, **dict.fromkeys(("lr", "loss", "grad_norm", "time"), _STEP_NUMBER)}
+_CONFIG_FIELDS = {"config": TABLE, "corpus": TABLE}
+_FACTS_FIELDS = {"step": COUNT, "seconds": NUMBER, "sessions": list_of(_SESSION), "log_bytes": COUNT}
+RESULT_FIELDS: Mapping[str, Kind] = {
+    "outcome": one_of(*(outcome.value for outcome in Outcome)),
+    "steps_done": COUNT,
+    "final_loss": NUMBER_OR_NONE,
+    "best_loss": NUMBER_OR_NONE,
+    "validation_loss": NUMBER_OR_NONE,
+    "seconds": NUMBER,
+    "corpus.sources": list_of(TEXT, least=1),
+    "corpus.content_hash": TEXT,
+    "corpus.n_train_tokens": COUNT,
+    "corpus.vocab_size": Kind(lambda value: COUNT.holds(value) and value > 0, "a count above 0"),
+    "corpus.unigram_entropy": NUMBER,
+    "corpus.bigram_entropy": NUMBER,
+    "sessions": list_of(_SESSION, least=1),
+    "provenance.versions": TABLE,
+}
+"""What every reader of a result counts on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +119,17 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, line: str) -> StepRecord:
-        """The record of a line; every number comes back bit for bit."""
-        values = json.loads(line)
-        return cls(step=int(values["step"]), **{name: float(values[name]) for name in ("lr", "loss", "grad_norm", "time")})
+        """The record of a line; every number comes back bit for bit.
+
+        Raises:
+            CheckpointError: if it is not one; the message names the field.
+        """
+        return cls._read(line, "the line", "")
+
+    @classmethod
+    def _read(cls, line: str, where: str, advice: str) -> StepRecord:
+        values = parse_object(line, _RECORD_FIELDS, where, error=CheckpointError, advice=advice)
+        return cls(step=values["step"], **{name: float(values[name]) for name in ("lr", "loss", "grad_norm", "time")})
 
 
 def _word(value: float) -> float | str:
@@ -76,9 +137,23 @@ def _word(value: float) -> float | str:
 
 
 def read_log(path: str | Path) -> list[StepRecord]:
-    """The records of a ``log.jsonl``; a last line that a kill cut short is left out."""
-    text = Path(path).read_text(encoding="utf-8")
-    return [StepRecord.from_json(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """The records of a ``log.jsonl``; a last line that a kill cut short is left out.
+
+    Raises:
+        CheckpointError: if there is no log, or it is damaged; the message names line and field.
+    """
+    advice = "restore the file, or train again in another folder"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CheckpointError(f"cannot read {path}: {reason}; {advice}") from error
+    lines = text.split("\n")[:-1]
+    records = [StepRecord._read(line, f"{path} line {n}", advice) for n, line in enumerate(lines, 1)]
+    for n, record in enumerate(records, 1):
+        if record.step != n:
+            raise CheckpointError(f"{path} line {n} is of step {record.step}: a line is missing or twice there; {advice}")
+    return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +182,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: TrainingConfig, corpus: Mapping[str, Any]) -> Iterator[RunFolder]:
-        """Take the folder for this run, alone.
+        """Take the folder for this run, alone. Where the body breaks before it has logged a step, nothing is claimed.
 
         Args:
             config: of the run.
@@ -124,12 +199,16 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / _LOCK).open("w")
         except OSError as error:
-            raise OutputError(f"cannot write the run to {self.path}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write the run to {self.path}: {folder_trouble(error)}") from error
         with lock:
             self._lock(lock)
-            self._claim(config, corpus)
+            is_new = self._claim(config, corpus)
             try:
                 yield self
+            except BaseException:
+                if is_new and not (self.path / _LOG).exists():
+                    (self.path / _CONFIG).unlink(missing_ok=True)
+                raise
             finally:
                 self._close_log()
 
@@ -152,18 +231,20 @@ class RunFolder:
                 self._log.close()
             self._log = None
 
-    def _claim(self, config: TrainingConfig, corpus: Mapping[str, Any]) -> None:
+    def _claim(self, config: TrainingConfig, corpus: Mapping[str, Any]) -> bool:
+        """Whether the folder was nobody's before."""
         path = self.path / _CONFIG
-        if not path.exists():
+        try:
+            stored = read_object(path, _CONFIG_FIELDS, error=CheckpointError, advice="restore it, or name another folder")
+        except FileNotFoundError:
             stranger = next((n for n in ("config.json", _LOG) if (self.path / n).exists()), None)
             if stranger:
                 raise CheckpointError(
                     f"{self.path} holds {stranger} but no {_CONFIG}: not a run of this command; name another folder"
-                )
+                ) from None
             self.write_json(_CONFIG, {"key": config.key, "config": config.to_dict(), "corpus": dict(corpus)})
-            return
-        stored = self._read_json(path)
-        differing = config.differences(stored.get("config", {}))
+            return True
+        differing = config.differences(stored["config"])
         if differing:
             told = "; ".join(
                 f"{name} is {_at(stored['config'], name)!r} there, {_at(config.to_dict(), name)!r} here" for name in differing
@@ -172,24 +253,53 @@ class RunFolder:
                 f"{self.path} holds a run of another configuration: {told}. Resume with the same, or name another folder"
             )
         for name, value in corpus.items():
-            there = stored.get("corpus", {}).get(name)
+            there = stored["corpus"].get(name)
             if there != value:
                 raise CheckpointError(f"{self.path} holds a run on another text: {name} is {there!r} there, {value!r} here")
-
-    def _read_json(self, path: Path) -> dict[str, Any]:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path} does not hold a JSON object")
-        return values
+        return False
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What a finished run has left, or None."""
+        """What a finished run has left, with all of :data:`RESULT_FIELDS`; or None.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
         path = self.path / _RESULT
-        return self._read_json(path) if path.exists() else None
+        try:
+            return read_object(path, RESULT_FIELDS, error=CheckpointError, advice="restore it, or name another folder")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @property
+    def corpus_fields(self) -> dict[str, Any] | None:
+        """The stored configuration of the text, or None where no run is."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = read_object(self.path / _CONFIG, {"config.corpus": TABLE}, error=CheckpointError)["config"]["corpus"]
+            return dict(found)
+        return None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run has left its result here."""
+        return (self.path / _RESULT).exists()
+
+    def finished_records(self, n_steps: int) -> list[StepRecord]:
+        """The whole log of a finished run.
+
+        Args:
+            n_steps: that its result knows.
+
+        Raises:
+            CheckpointError: if the log is missing, damaged or of another length.
+        """
+        records = read_log(self.path / _LOG)
+        if len(records) != n_steps:
+            raise CheckpointError(
+                f"{self.path / _LOG} holds {len(records)} steps, {_RESULT} beside it knows {n_steps}; restore the log, or "
+                "train again in another folder"
+            )
+        return records
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """A JSON file, whole or not at all."""
@@ -260,7 +370,12 @@ class RunFolder:
             )
         if size > kept:
             os.truncate(log, kept)
-        return state, read_log(log) if kept else []
+        records = read_log(log) if kept else []
+        if state is not None and len(records) != state.facts["step"]:
+            raise CheckpointError(
+                f"{log} holds {len(records)} steps, its saved state is of step {state.facts['step']}; restore it or start anew"
+            )
+        return state, records
 
     def _load(self) -> SavedState | None:
         path = self.path / _STATE
@@ -268,10 +383,12 @@ class RunFolder:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})[_FACTS])
-                return SavedState({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a readable state of a run: {error}") from error
+                text = (file.metadata() or {}).get(_FACTS, "")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a readable state of a run: {error}; {_START_ANEW}") from error
+        facts = parse_object(text, _FACTS_FIELDS, f"the '{_FACTS}' of {path}", error=CheckpointError, advice=_START_ANEW)
+        return SavedState(tensors, facts)
 
     def forget_state(self) -> None:
         """Free the disk of what only a resumed run needs."""
@@ -307,6 +424,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def folder_trouble(error: OSError) -> str:
+    """Why a folder cannot be made or used, in words."""
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return "a file is in the way; name a folder, or a place that is free"
+    return error.strerror or str(error)
+
+
 def _at(values: Mapping[str, Any], dotted: str) -> Any:
     found: Any = values
     for name in dotted.split("."):
@@ -323,7 +447,14 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Undo what was drawn since :func:`random_state`."""
-    torch.random.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+    """Undo what was drawn since :func:`random_state`.
+
+    Raises:
+        CheckpointError: if a state is missing or none of this machine's generators.
+    """
+    try:
+        torch.random.set_rng_state(states["cpu"])
+        if device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], device)
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"the saved random state cannot be used: {error}; {_START_ANEW}") from error

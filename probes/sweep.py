@@ -7,6 +7,7 @@ same sweep or a changed one.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
-from probes.executors import Executor, Job, JobOptions, RunningElsewhere, make_executor, slurm_jobs_alive
+from probes.corpus import check_sources
+from probes.executors import Executor, ExecutorName, Job, JobOptions, RunningElsewhere, make_executor, slurm_jobs_alive
 from probes.sweep_folder import SweepFolder
 from probes.sweep_spec import Sweep
 from probes.trial import SweepError, Trial, predicted_flops, predicted_memory
@@ -38,6 +40,15 @@ __all__ = [
 
 _POLL = {"local": 0.5, "slurm": 2.0, "debug": 0.0}
 """Seconds between looks at the jobs."""
+_BELONGS: Mapping[str, tuple[str, ...]] = {
+    "jobs": ("local", "slurm"),
+    "gpus": ("local",),
+    "memory": ("local",),
+    "time": ("local", "slurm"),
+    "partition": ("slurm",),
+    "parameters": ("slurm",),
+}
+"""Executors that an option has a meaning for."""
 _SHARE_OF_MEMORY = 0.8
 _JOBS_IN_QUEUE = 100
 _PATIENCE = 60.0
@@ -90,6 +101,22 @@ class RunOptions:
             raise SweepError(f"time must be at least 1 minute, got {self.job.minutes}")
         if not self.save_seconds >= 0:
             raise SweepError(f"save_seconds must be at least 0, got {self.save_seconds}")
+        self._check_belonging()
+
+    def _check_belonging(self) -> None:
+        """Refuse what this executor would leave aside."""
+        given = {
+            "jobs": self.jobs,
+            "gpus": self.gpus,
+            "memory": self.memory,
+            "time": self.job.minutes,
+            "partition": self.job.partition,
+            "parameters": self.job.parameters or None,
+        }
+        idle = [name for name, value in given.items() if value is not None and self.executor not in _BELONGS[name]]
+        if idle and self.executor in get_args(ExecutorName):
+            told = "; ".join(f"{name} belongs to executor {' or '.join(_BELONGS[name])}" for name in idle)
+            raise SweepError(f"{', '.join(idle)} cannot be given with executor '{self.executor}': {told}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +167,22 @@ def run_sweep(
         How many trials are in each state at the end.
 
     Raises:
-        SweepError: if another process runs a sweep in the folder.
+        SweepError: if another process runs a sweep in the folder, or the executor cannot take a job.
+        TextError: if the text of a trial that is not finished is not there.
         SweepInterrupted: after Ctrl-C or SIGTERM.
     """
     options = options or RunOptions()
     folder = SweepFolder(path)
     trials = sweep.trials()
+    folders = [folder.folder(trial) for trial in biggest_first(trials)]
+    for text in dict.fromkeys(place.trial.config.corpus for place in folders if place.result is None):
+        check_sources(text)
     executor = make_executor(options.executor, folder.jobs_path, options.job)
     with folder.owned():
-        folder.write(sweep.name, trials)
-        folders = [folder.folder(trial) for trial in biggest_first(trials)]
         folder.catch_up(folders)
         scheduler = _Scheduler(folder, executor, options, on_event or (lambda event: None))
         with _stop_asked() as asked:
-            scheduler.run([place for place in folders if place.result is None], asked)
+            scheduler.run([place for place in folders if place.result is None], asked, lambda: folder.write(sweep.name, trials))
         return dict(folder.counts(folders))
 
 
@@ -162,7 +191,7 @@ class _Running:
     folder: TrialFolder
     job: Job
     memory: int
-    gpu: int | None
+    gpu: str | None
     attempts_before: int
 
 
@@ -177,11 +206,19 @@ class _Scheduler:
         self.broken: dict[str, int] = {}
         self.memory: dict[str, int] = {}
 
-    def run(self, folders: Sequence[TrialFolder], asked: threading.Event) -> None:
-        """Until nothing waits and nothing runs."""
+    def run(self, folders: Sequence[TrialFolder], asked: threading.Event, begin: Callable[[], None]) -> None:
+        """Until nothing waits and nothing runs.
+
+        Args:
+            folders: of the trials.
+            asked: set where it shall stop.
+            begin: called once, when the first job is under way or there is none; before that, nothing is replaced.
+        """
         self.waiting = list(folders)
         self.memory = {place.trial.key: predicted_memory(place.trial.config) for place in folders}
         self._adopt()
+        self._start_first()
+        begin()
         while self.waiting or self.running:
             if asked.is_set():
                 self._stop()
@@ -203,7 +240,25 @@ class _Scheduler:
                 self._take(place, RunningElsewhere(place, job_id, in_queue), None, _attempts(place))
                 self.tell(Event(folder=place, what="waiting for another process", detail=f"job {job_id}"))
 
-    def _start(self) -> None:
+    def _start_first(self) -> None:
+        """One job, unless one runs already; where it is refused, no trace of the attempt stays.
+
+        Raises:
+            SweepError: if the executor refuses it.
+        """
+        if self.running:
+            return
+        places = [place.path for place in self.waiting]
+        made = [path for path in (*places, *self.sweep.places) if not path.exists()]
+        try:
+            self._start(most=1)
+        except Exception:
+            if not self.running:
+                for path in (*made, *([self.sweep.path] if self.sweep.is_new else [])):
+                    shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def _start(self, most: int | None = None) -> None:
         """Fill the slots; a trial that does not fit lets smaller ones pass."""
         for place in list(self.waiting):
             if self.slots.full(self.running):
@@ -214,11 +269,12 @@ class _Scheduler:
                 continue
             gpu = self.slots.free_gpu(self.running) if on_gpu else None
             self._submit(place, memory, gpu)
+            if len(self.running) == most:
+                return
 
-    def _submit(self, place: TrialFolder, memory: int, gpu: int | None) -> None:
+    def _submit(self, place: TrialFolder, memory: int, gpu: str | None) -> None:
         place.write_trial()
         steps, attempts = place.steps_done, _attempts(place)
-        self.tell(Event(folder=place, what="resumed" if steps else "started", detail=f"after step {steps}" if steps else ""))
         work = TrialJob(
             folder=str(place.path),
             trial=place.trial.to_dict(),
@@ -227,10 +283,11 @@ class _Scheduler:
             keep_weights=self.options.keep_weights,
         )
         job = self.executor.submit(work, memory=memory, gpu=gpu)
-        place.write_job(self.executor.name, job.job_id)
         self._take(place, job, gpu, attempts)
+        place.write_job(self.executor.name, job.job_id)
+        self.tell(Event(folder=place, what="resumed" if steps else "started", detail=f"after step {steps}" if steps else ""))
 
-    def _take(self, place: TrialFolder, job: Job, gpu: int | None, attempts: int) -> None:
+    def _take(self, place: TrialFolder, job: Job, gpu: str | None, attempts: int) -> None:
         self.waiting.remove(place)
         self.running.append(_Running(place, job, self.memory[place.trial.key], gpu, attempts))
 
@@ -277,10 +334,12 @@ class _Scheduler:
         if self.executor.outlives:
             raise SweepInterrupted(f"stopped waiting; {len(self.running)} job(s) stay in the queue, and {again}")
         end = time.monotonic() + _PATIENCE
+        for each in self._own():
+            each.job.stop()
         while any(each.job.alive() for each in self._own()) and time.monotonic() < end:
+            time.sleep(1.0)
             for each in self._own():
                 each.job.stop()
-            time.sleep(1.0)
         left = sum(each.job.alive() for each in self._own())
         raise SweepInterrupted(f"stopped{f', {left} job(s) still saving' if left else ''}; {again}")
 
@@ -301,7 +360,7 @@ class _Slots:
         cpus = max(1, available_cpus() // options.job.threads)
         self._jobs = 1 if debug else options.jobs or (cpus if local else _JOBS_IN_QUEUE)
         self._local, self._asked_gpus = local, options.gpus
-        self._gpus: list[int] | None = None
+        self._gpus: list[str] | None = None
 
     def full(self, running: Sequence[_Running]) -> bool:
         """Whether as many run as may."""
@@ -319,14 +378,14 @@ class _Slots:
             return False
         return not (on_gpu and self._local) or self.free_gpu(running) is not None
 
-    def free_gpu(self, running: Sequence[_Running]) -> int | None:
+    def free_gpu(self, running: Sequence[_Running]) -> str | None:
         """A GPU that none of these has; in a queue, any.
 
         Raises:
             SweepError: if this machine has none to give.
         """
         if not self._local:
-            return 0
+            return "0"
         if self._gpus is None:
             self._gpus = visible_gpus()[: self._asked_gpus]
         if not self._gpus:
@@ -342,14 +401,13 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def visible_gpus() -> list[int]:
-    """Indices of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES counts them."""
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by number, or by an identifier."""
     import torch
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if all(name.strip().isdigit() for name in named):
-        return [int(name) for name in named][: torch.cuda.device_count()]
-    return list(range(torch.cuda.device_count()))
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return named[:count] if named else [str(index) for index in range(count)]
 
 
 def verdict(result: Mapping[str, Any]) -> str:

@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from probes.errors import OutputError
-from probes.run_folder import RunFolder
+from probes.errors import KeelError, OutputError
+from probes.run_folder import RunFolder, folder_trouble
+from probes.stored_json import FLAG, TABLE, TEXT, check_fields, list_of, read_object
 from probes.trial import SweepError, Trial
 from probes.trial_folder import TrialFolder, TrialState, hold
 
 __all__ = ["SweepFolder"]
 
 _SWEEP, _LEDGER, _LOCK, _TRIALS, _JOBS = "sweep.json", "results.jsonl", ".lock", "trials", "jobs"
+_SWEEP_FIELDS = {"name": TEXT, "trials": list_of(TABLE, least=1)}
+_TRIAL_FIELDS = {"kind": TEXT, "early_stop": FLAG, "config": TABLE}
+_ANEW = "run the sweep again to write it anew"
 
 
 class SweepFolder:
@@ -29,6 +33,13 @@ class SweepFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.is_new = False
+        """Whether :meth:`owned` has made it."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders inside."""
+        return ((self.path / _TRIALS).absolute(), self.jobs_path)
 
     @property
     def jobs_path(self) -> Path:
@@ -43,10 +54,11 @@ class SweepFolder:
             OutputError: if the folder cannot be written.
             SweepError: if another process runs a sweep here.
         """
+        self.is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"cannot write the sweep to {self.path}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write the sweep to {self.path}: {folder_trouble(error)}") from error
         with hold(self.path / _LOCK, f"another process runs a sweep in {self.path}; wait for it, or name another folder"):
             yield
 
@@ -67,15 +79,20 @@ class SweepFolder:
         """
         path = self.path / _SWEEP
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            trials = [Trial.from_dict(trial) for trial in values["trials"]]
-            return str(values["name"]), tuple(map(self.folder, trials))
+            values = read_object(path, _SWEEP_FIELDS, error=SweepError, advice=_ANEW)
         except FileNotFoundError as error:
             raise SweepError(
                 f"{self.path} holds no sweep ({_SWEEP} is missing); keel sweep run FILE -o DIR makes one"
             ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SweepError(f"cannot read {path}: {error!r}; run the sweep again to write it anew") from error
+        places = []
+        for number, stored in enumerate(values["trials"], 1):
+            where = f"{path}: trial {number}"
+            check_fields(stored, _TRIAL_FIELDS, where, error=SweepError, advice=_ANEW)
+            try:
+                places.append(self.folder(Trial.from_dict(stored)))
+            except KeelError as error:
+                raise SweepError(f"{where}: {error}; {_ANEW}") from error
+        return values["name"], tuple(places)
 
     def note(self, event: dict[str, Any]) -> None:
         """Append a line to the list: a finished trial's result, or a failure.
@@ -100,12 +117,12 @@ class SweepFolder:
         path = self.path / _LEDGER
         if not path.exists():
             return
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict) and "key" in event:
+            if isinstance(event, dict) and isinstance(event.get("key"), str):
                 yield event
 
     def catch_up(self, folders: Iterable[TrialFolder]) -> None:

@@ -25,6 +25,7 @@ sweeps, is one.
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -38,13 +39,11 @@ from probes.config import ModelConfig
 from probes.corpus import CorpusConfig
 from probes.errors import KeelError
 from probes.tokenization import N_BYTES
-from probes.training_config import TrainingConfig, evenly_spaced
+from probes.training_config import TrainingConfig, evenly_spaced, proportions
 from probes.trial import SweepError, Trial
 
 __all__ = ["Grid", "Sweep", "read_sweep", "sweep_from_dict"]
 
-_HEAD_WIDTH = 16
-_MOST_HEADS = 16
 _TABLES = ("training", "model", "corpus")
 _AXES = ("schemes", "blocks", "widths", "peaks", "seeds")
 _OWN_FIELDS = {"model": {"scheme", "n_blocks", "width", "seed"}, "training": {"model", "corpus", "peak_lr", "seed"}}
@@ -96,18 +95,11 @@ class Grid:
                 **{
                     "vocab_size": _vocabulary(corpus),
                     "context_length": run.seq_len,
-                    **_proportions(width),
-                    **self.model,
+                    **proportions(width, given=self.model),
                 },
             )
             run = _replace(run, model=model, probe_steps=run.probe_steps or evenly_spaced(run.steps, self.profiles))
             yield Trial(kind=self.kind, config=run.with_seed(seed), early_stop=self.early_stop)  # type: ignore[arg-type]  # checked there
-
-
-def _proportions(width: int) -> dict[str, int]:
-    """As on the command line: FFN three times as wide, heads of 16 up to sixteen of them, half as many key-value heads."""
-    n_heads = max(1, min(_MOST_HEADS, width // _HEAD_WIDTH))
-    return {"width": width, "ffn_width": 3 * width, "n_heads": n_heads, "n_kv_heads": max(1, n_heads // 2)}
 
 
 def _vocabulary(corpus: CorpusConfig) -> int:
@@ -197,7 +189,7 @@ def _check_trials(sweep: Sweep) -> None:
         try:
             for _ in grid.trials():
                 pass
-        except (KeelError, ValueError, TypeError) as error:
+        except KeelError as error:
             raise SweepError(f"grid {number + 1}: {error}") from error
     sweep.trials()
 
@@ -219,8 +211,12 @@ def _integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _count(value: object) -> bool:
+    return isinstance(value, int) and _integer(value) and value >= 0
+
+
 def _number(value: object) -> bool:
-    return isinstance(value, float) or _integer(value)
+    return isinstance(value, float) or (isinstance(value, int) and _integer(value) and abs(value) <= sys.float_info.max)
 
 
 def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -239,7 +235,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "seeds": (_list_of(_integer), "a list of integers"),
     "kind": (_text, "'stress' or 'train'"),
     "early_stop": (lambda value: isinstance(value, bool), "true or false"),
-    "profiles": (_integer, "an integer"),
+    "profiles": (_count, "an integer of at least 0"),
     "training": (lambda value: isinstance(value, dict), "a table"),
     "model": (lambda value: isinstance(value, dict), "a table"),
     "corpus": (lambda value: isinstance(value, dict), "a table"),

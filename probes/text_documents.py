@@ -12,7 +12,7 @@ from typing import Any
 
 from probes.errors import TextError
 
-__all__ = ["STDLIB", "Documents", "read_documents"]
+__all__ = ["STDLIB", "Documents", "has_columns", "is_there", "read_documents"]
 
 STDLIB = "stdlib"
 _HUB = "hub:"
@@ -76,11 +76,21 @@ def _documents(source: str, column: str) -> Iterator[str | None]:
     if source.startswith(_HUB):
         return _hub_documents(source.removeprefix(_HUB), column)
     path = Path(source).expanduser()
-    if any((path / name).is_file() for name in _DATASET_FILES):
+    if has_columns(source):
         return _rows(_load_from_disk(path), column, str(path))
     if path.is_dir():
         return map(_text_or_none, _files(path, _is_hidden))
     return iter((_text(path),))
+
+
+def is_there(source: str) -> bool:
+    """Whether a source exists, as far as this disk tells; a data set of the hub is found by loading it."""
+    return source == STDLIB or source.startswith(_HUB) or Path(source).expanduser().exists()
+
+
+def has_columns(source: str) -> bool:
+    """Whether it is a data set, with a column that holds the text."""
+    return source.startswith(_HUB) or any((Path(source).expanduser() / name).is_file() for name in _DATASET_FILES)
 
 
 def _files(root: Path, skipped: Callable[[str], bool], suffixes: frozenset[str] | None = None) -> list[Path]:

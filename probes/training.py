@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
-from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -29,10 +28,10 @@ from probes.activation_checkpointing import activation_checkpointing
 from probes.admin_profile import profile_admin
 from probes.corpus import Corpus, CorpusConfig, build_corpus
 from probes.dynamics import COLUMNS, gradient_profile, join_profiles, merge_profiles, read_profiles, updates, write_profile
-from probes.errors import CheckpointError
+from probes.errors import CheckpointError, TextError
 from probes.model import Transformer, residual_layout
 from probes.provenance import provenance
-from probes.run_folder import RunFolder, SavedState, StepRecord, random_state, read_log, restore_random_state
+from probes.run_folder import Outcome, RunFolder, SavedState, StepRecord, random_state, restore_random_state
 from probes.saving import save_model
 from probes.text import TokenBatch
 from probes.training_config import Schedule, TrainingConfig, TrainingConfigError, evenly_spaced
@@ -50,24 +49,18 @@ __all__ = [
     "TrainingConfigError",
     "TrainingInterrupted",
     "TrainingResult",
+    "check_run",
     "evenly_spaced",
     "resolve_device",
+    "stored_tokenizer",
     "train",
 ]
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 _SMOOTHING = 20
+_ADAMW_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_CONFIG = b'{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
-
-
-class Outcome(str, Enum):
-    """How a run ended."""
-
-    FINISHED = "finished"
-    NON_FINITE = "non-finite"
-    STOPPED = "stopped"
-    """``on_step`` asked for it."""
 
 
 class TrainingInterrupted(Exception):
@@ -169,11 +162,33 @@ def resolve_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).cpu()  # there and back: some devices hold shapes and no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise TrainingConfigError(f"device '{name}' cannot be used: {reason}; 'cpu' always works") from error
     return device
+
+
+def check_run(config: TrainingConfig, corpus: Corpus) -> torch.device:
+    """Refuse a run that cannot begin, before anything of it is made.
+
+    Args:
+        config: of the run.
+        corpus: the text.
+
+    Returns:
+        The device that it trains on.
+
+    Raises:
+        TextError: if the text does not hold a window.
+        TrainingConfigError: if the model's vocabulary is smaller than the tokenizer's, or the device is not there.
+    """
+    corpus.check_window(config.seq_len)
+    if corpus.vocab_size > config.model.vocab_size:
+        raise TrainingConfigError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {corpus.vocab_size} tokens"
+        )
+    return resolve_device(config.device)
 
 
 class Trainer:
@@ -184,17 +199,13 @@ class Trainer:
         corpus: the text.
 
     Raises:
-        TrainingConfigError: if the model's vocabulary is smaller than the tokenizer's.
+        TextError: if the text does not hold a window.
+        TrainingConfigError: if the model's vocabulary is smaller than the tokenizer's, or the device is not there.
     """
 
     def __init__(self, config: TrainingConfig, corpus: Corpus) -> None:
-        corpus.check_window(config.seq_len)
-        if corpus.vocab_size > config.model.vocab_size:
-            raise TrainingConfigError(
-                f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {corpus.vocab_size} tokens"
-            )
+        self.device = check_run(config, corpus)
         self.config, self.corpus = config, corpus
-        self.device = resolve_device(config.device)
         self.model = Transformer(config.model)
         self.layout = residual_layout(self.model)
         self.step = 0
@@ -297,34 +308,60 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, state: SavedState) -> None:
-        """Go back to a saved state.
+        """Go back to a saved state; where it is refused, nothing has changed.
 
         Raises:
-            CheckpointError: if it lacks a tensor of this model.
+            CheckpointError: if it is not one of this model; the message names the tensor.
         """
-        try:
-            for name, tensor in self._weights():
-                tensor.copy_(state.tensors[f"model/{name}"])
-        except KeyError as error:
-            raise CheckpointError(f"the saved state lacks the tensor {error}") from error
+        self._check_state(state)
+        for name, tensor in self._weights():
+            tensor.copy_(state.tensors[f"model/{name}"])
         parameters = dict(self.model.named_parameters())
-        for name, tensor in state.tensors.items():
-            part, _, rest = name.partition("/")
-            if part == "optimizer":
-                owner, _, key = rest.rpartition("/")
-                own = torch.empty_like(tensor, device=self.device).copy_(
-                    tensor
-                )  # aligned as torch aligns, not as the file does
-                self.optimizer.state[parameters[owner]][key] = own
+        for owner, key, tensor in _optimizer_tensors(state):
+            own = torch.empty_like(tensor, device=self.device).copy_(tensor)  # aligned as torch aligns, not as the file does
+            self.optimizer.state[parameters[owner]][key] = own
         restore_random_state(
             {n.removeprefix("random/"): t for n, t in state.tensors.items() if n.startswith("random/")}, self.device
         )
         self.step = int(state.facts["step"])
         self._elapsed, self._started = float(state.facts["seconds"]), time.perf_counter()
 
+    def _check_state(self, state: SavedState) -> None:
+        shapes = {name: tensor.shape for name, tensor in self._weights()}
+        for name, shape in shapes.items():
+            _check_shape(state, f"model/{name}", shape)
+        moments: dict[str, set[str]] = {}
+        for owner, key, _ in _optimizer_tensors(state):
+            if owner not in shapes or key not in _ADAMW_STATE:
+                raise CheckpointError(f"the saved state holds 'optimizer/{owner}/{key}', which this model does not have")
+            _check_shape(state, f"optimizer/{owner}/{key}", torch.Size() if key == "step" else shapes[owner])
+            moments.setdefault(owner, set()).add(key)
+        for owner, keys in moments.items():
+            for key in _ADAMW_STATE - keys:
+                raise CheckpointError(f"the saved state lacks the tensor 'optimizer/{owner}/{key}'")
+        if state.facts["step"] > self.config.steps:
+            raise CheckpointError(f"the saved state is of step {state.facts['step']}, the run has {self.config.steps}")
+
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
         yield from self.model.named_buffers()
+
+
+def _optimizer_tensors(state: SavedState) -> Iterator[tuple[str, str, Tensor]]:
+    """Parameter's name, key of its state, and tensor."""
+    for name, tensor in state.tensors.items():
+        part, _, rest = name.partition("/")
+        if part == "optimizer":
+            owner, _, key = rest.rpartition("/")
+            yield owner, key, tensor
+
+
+def _check_shape(state: SavedState, name: str, shape: torch.Size) -> None:
+    tensor = state.tensors.get(name)
+    if tensor is None:
+        raise CheckpointError(f"the saved state lacks the tensor '{name}'")
+    if tensor.shape != shape:
+        raise CheckpointError(f"the saved state's tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(shape)}")
 
 
 def train(
@@ -362,23 +399,41 @@ def train(
         return _Run(trainer, None, on_step, math.inf, None).go([])
     files = RunFolder(folder)
     if corpus is None:
-        stored = files.path / _TOKENIZER
-        corpus = build_corpus(config.corpus, tokenizer_json=stored.read_text(encoding="utf-8") if stored.is_file() else None)
+        corpus = build_corpus(config.corpus, tokenizer_json=stored_tokenizer(files.path))
+    if not files.is_finished:
+        check_run(config, corpus)  # before the folder is made; a finished run is read on any machine
     with files.opened(config, {"content_hash": corpus.content_hash}):
         finished = files.result
         if finished is not None:
             return _read_result(config, files, finished, on_step)
+        trainer = Trainer(config, corpus)
         if corpus.tokenizer_json is not None:
             files.write_bytes(_TOKENIZER, corpus.tokenizer_json.encode())
             files.write_bytes("tokenizer_config.json", _TOKENIZER_CONFIG)
-        trainer = Trainer(config, corpus)
         return _Run(trainer, files, on_step, save_seconds, save_steps).resume()
+
+
+def stored_tokenizer(folder: Path) -> str | None:
+    """The tokenizer that a run's folder holds, or None.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    from probes.bpe import load_tokenizer
+
+    path = folder / _TOKENIZER
+    if not path.is_file():
+        return None
+    try:
+        return load_tokenizer(path)
+    except TextError as error:
+        raise CheckpointError(f"the run's tokenizer is damaged: {error}; restore it, or name another folder") from error
 
 
 def _read_result(
     config: TrainingConfig, files: RunFolder, stored: dict[str, Any], on_step: Callable[[StepRecord], object] | None
 ) -> TrainingResult:
-    records = tuple(read_log(files.path / "log.jsonl"))
+    records = tuple(files.finished_records(stored["steps_done"]))
     for record in records:
         if on_step is not None:
             on_step(record)

@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
+
+import torch
 
 from probes.config import ModelConfig
 from probes.corpus import CorpusConfig
 from probes.errors import KeelError
 
-__all__ = ["SHORTEST_RAMP", "Schedule", "TrainingConfig", "TrainingConfigError", "evenly_spaced"]
+__all__ = ["SHORTEST_RAMP", "Schedule", "TrainingConfig", "TrainingConfigError", "evenly_spaced", "proportions"]
 
 Schedule: TypeAlias = Literal["ramp", "cosine"]
 
 SHORTEST_RAMP = 50
 """Optimizer steps; a shorter ramp has too few points to tell a noisy loss from a diverging one."""
 
+_HEAD_WIDTH = 16
+_MOST_HEADS = 16
 _SEEDS = 1 << 63  # seeds are the keys of a 64-bit counter-based generator
 
 
@@ -81,6 +87,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        _check_parts(self)
         object.__setattr__(self, "probe_steps", tuple(sorted(set(self.probe_steps))))
         _check_integers(self)
         _check_numbers(self)
@@ -88,6 +95,8 @@ class TrainingConfig:
             raise TrainingConfigError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
         if self.schedule == "ramp" and self.steps < SHORTEST_RAMP:
             raise TrainingConfigError(f"steps of a ramp must be at least {SHORTEST_RAMP}, got {self.steps}")
+        if self.schedule == "ramp" and self.warmup:
+            raise TrainingConfigError(f"warmup belongs to schedule 'cosine', a ramp has none; got {self.warmup}")
         if self.schedule == "cosine" and not self.warmup < self.steps:
             raise TrainingConfigError(f"warmup must end before the last of {self.steps} steps, got {self.warmup}")
         if self.batch_size % self.accumulation:
@@ -143,16 +152,15 @@ class TrainingConfig:
         """The configuration whose :meth:`to_dict` this is; fields that are left out have their default.
 
         Raises:
-            TrainingConfigError: if a field is unknown; the message names it.
+            TrainingConfigError: if a field is unknown or of the wrong type; the message names it.
         """
+        _check_table("the training configuration", values)
+        for name in _NESTED:
+            _check_table(name, values.get(name, {}))
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise TrainingConfigError(f"unknown training configuration field(s): {', '.join(unknown)}")
-        nested: dict[str, Any] = {}
-        if "model" in values:
-            nested["model"] = ModelConfig.from_dict(values["model"])
-        if "corpus" in values:
-            nested["corpus"] = CorpusConfig.from_dict(values["corpus"])
+        nested = {name: _NESTED[name].from_dict(values[name]) for name in _NESTED if name in values}
         return cls(**{**values, **nested})
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
@@ -170,6 +178,46 @@ def evenly_spaced(steps: int, n: int) -> tuple[int, ...]:
     if n <= 1:
         return (steps,) if n == 1 else ()
     return tuple(sorted({1 + (i * (steps - 1)) // (n - 1) for i in range(n)}))
+
+
+def proportions(width: int, *, head_width: int = _HEAD_WIDTH, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's shape that follows its width: FFN three times as wide, up to sixteen heads, half as many key-value heads.
+
+    Args:
+        width: of the residual stream.
+        head_width: that the heads have, where no more than sixteen of them make up the width.
+        given: fields that are asked for; they have the last word.
+
+    Returns:
+        ``width``, ``ffn_width``, ``n_heads``, ``n_kv_heads``, and what is given.
+
+    Raises:
+        TrainingConfigError: if the width does not split into such heads; the message names the nearest that do.
+
+    Example:
+        >>> proportions(64)
+        {'width': 64, 'ffn_width': 192, 'n_heads': 4, 'n_kv_heads': 2}
+    """
+    given = given or {}
+    shape = _shape(width, head_width)
+    if width >= 1 and "n_heads" not in given and not _splits(width, head_width):
+        below = next((w for w in range(width - 1, 0, -1) if _splits(w, head_width)), None)
+        above = next(w for w in count(width + 1) if _splits(w, head_width))
+        raise TrainingConfigError(
+            f"width {width} does not split into {shape['n_heads']} head(s) of an even width and half as many key-value heads; "
+            f"the nearest that do: {above if below is None else f'{below}, {above}'}"
+        )
+    return {**shape, **given}
+
+
+def _shape(width: int, head_width: int) -> dict[str, int]:
+    n_heads = max(1, min(_MOST_HEADS, width // head_width))
+    return {"width": width, "ffn_width": 3 * width, "n_heads": n_heads, "n_kv_heads": max(1, n_heads // 2)}
+
+
+def _splits(width: int, head_width: int) -> bool:
+    n_heads, n_kv_heads = (_shape(width, head_width)[name] for name in ("n_heads", "n_kv_heads"))
+    return width % (2 * n_heads) == 0 and n_heads % n_kv_heads == 0
 
 
 def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str) -> list[str]:
@@ -194,21 +242,48 @@ _LEAST: Mapping[str, int] = {
 }
 
 
+_NESTED: Mapping[str, type[ModelConfig] | type[CorpusConfig]] = {"model": ModelConfig, "corpus": CorpusConfig}
+
+
+def _check_table(name: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise TrainingConfigError(f"{name} must be a table of fields, got {given!r}")
+
+
+def _check_parts(config: TrainingConfig) -> None:
+    """Fields that are neither integer nor number."""
+    for name, kind in _NESTED.items():
+        if not isinstance(getattr(config, name), kind):
+            raise TrainingConfigError(f"{name} must be a {kind.__name__}, got {getattr(config, name)!r}")
+    if not isinstance(config.probe_steps, (tuple, list)) or not all(map(_is_integer, config.probe_steps)):
+        raise TrainingConfigError(f"probe_steps must be a list of integers, got {config.probe_steps!r}")
+    if not isinstance(config.activation_checkpointing, bool):
+        raise TrainingConfigError(f"activation_checkpointing must be true or false, got {config.activation_checkpointing!r}")
+    if not isinstance(config.device, str):
+        raise TrainingConfigError(f"device must be a name such as 'cpu', got {config.device!r}")
+    try:
+        torch.device(config.device)
+    except RuntimeError as error:
+        raise TrainingConfigError(
+            f"device '{config.device}' cannot be used: {str(error).splitlines()[0]}; 'cpu' always works"
+        ) from error
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _check_integers(config: TrainingConfig) -> None:
     for name, least in _LEAST.items():
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _SEEDS:
+        if not (_is_integer(value) and least <= value < _SEEDS):
             raise TrainingConfigError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if not all(isinstance(step, int) and not isinstance(step, bool) for step in config.probe_steps):
-        raise TrainingConfigError(f"probe_steps must be integers, got {list(config.probe_steps)}")
-    if not isinstance(config.activation_checkpointing, bool):
-        raise TrainingConfigError(f"activation_checkpointing must be true or false, got {config.activation_checkpointing!r}")
 
 
 def _check_numbers(config: TrainingConfig) -> None:
     def finite(name: str) -> float:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        value: float = getattr(config, name)
+        if not (_is_integer(value) or isinstance(value, float)) or not abs(value) <= sys.float_info.max:
             raise TrainingConfigError(f"{name} must be a finite number, got {value!r}")
         return value
 

@@ -19,7 +19,6 @@ While a process works on the trial it holds a lock that the system drops with it
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +27,9 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from probes.errors import OutputError
-from probes.run_folder import RunFolder, StepRecord, read_log
+from probes.errors import CheckpointError, OutputError
+from probes.run_folder import RESULT_FIELDS, RunFolder, StepRecord, folder_trouble, read_log
+from probes.stored_json import COUNT, FLAG, LIST, NUMBER, NUMBER_OR_NONE, TEXT, Kind, check_fields, list_of, read_object
 from probes.trial import SweepError, Trial
 
 __all__ = ["TrialFolder", "TrialState", "hold"]
@@ -37,7 +37,33 @@ __all__ = ["TrialFolder", "TrialState", "hold"]
 _TRIAL, _RESULT, _FAILURE, _JOB, _LOCK = "trial.json", "result.json", "failure.json", "job.json", ".lock"
 _LOG = "log.jsonl"
 _INTERRUPTED = "interrupted"
+_DAMAGED = "result.json.damaged"
 _PATIENCE = 1.0  # seconds; someone who only looks holds the lock for far less
+
+_ONSET = Kind(lambda value: value is None or COUNT.holds(value), "a count or null")
+_TRAINED_FIELDS = {
+    "key": TEXT,
+    "peak_memory": _ONSET,
+    **{f"training.{name}": kind for name, kind in RESULT_FIELDS.items()},
+    "training.provenance.commit": Kind(lambda value: value is None or TEXT.holds(value), "a text or null"),
+    "training.provenance.platform": TEXT,
+    "training.corpus.python_stdlib": Kind(lambda value: value is None or TEXT.holds(value), "a text or null"),
+}
+_JUDGED_FIELDS = {
+    "judgement.outcome": TEXT,
+    "judgement.onset_step": _ONSET,
+    "judgement.max_lr": NUMBER,
+    "judgement.lower_bound": FLAG,
+    "judgement.resolution": NUMBER,
+    "judgement.last_step": COUNT,
+    "judgement.reasons": list_of(TEXT, least=1),
+    "to_end.best_loss": NUMBER_OR_NONE,
+    "to_end.criteria": LIST,
+    "judged_seconds": NUMBER,
+}
+_CRITERION_FIELDS = {"criterion": TEXT, "status": TEXT, "onset_step": _ONSET, "max_lr": NUMBER, "lower_bound": FLAG}
+_FAILURE_FIELDS = {"error": TEXT, "user_error": FLAG, "attempts": COUNT, "steps_done": COUNT}
+_JOB_FIELDS = {"executor": TEXT, "job_id": TEXT}
 
 
 class TrialState(str, Enum):
@@ -70,11 +96,11 @@ class TrialFolder:
     @property
     def state(self) -> TrialState:
         """Where the trial stands, from what is on the disk."""
-        if (self.path / _RESULT).exists():
+        if self._result.values is not None:
             return TrialState.FINISHED
         if self.running:
             return TrialState.RUNNING
-        return TrialState.FAILED if (self.path / _FAILURE).exists() else TrialState.WAITING
+        return TrialState.FAILED if self.failure is not None else TrialState.WAITING
 
     @property
     def running(self) -> bool:
@@ -96,18 +122,46 @@ class TrialFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the finished trial has found, or None."""
-        return _read(self.path / _RESULT)
+        """What the finished trial has found, every field that is read of it included; None where it is damaged."""
+        return self._result.values
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with the file of the result; empty where nothing is."""
+        return self._result.damage
+
+    @property
+    def _result(self) -> _Read:
+        found = _read(self.path / _RESULT, _TRAINED_FIELDS)
+        if found.values is None or self.trial.kind == "train":
+            return found
+        try:
+            check_fields(found.values, _JUDGED_FIELDS, str(self.path / _RESULT), error=SweepError)
+            for number, row in enumerate(found.values["to_end"]["criteria"], 1):
+                where = f"{self.path / _RESULT}: criterion {number} of 'to_end.criteria'"
+                check_fields(row if isinstance(row, dict) else {}, _CRITERION_FIELDS, where, error=SweepError)
+        except SweepError as error:
+            return _Read(None, str(error))
+        return found
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """``error``, ``user_error``, ``attempts``, ``steps_done`` of the last attempt that broke, or None."""
-        return _read(self.path / _FAILURE)
+        """``error``, ``user_error``, ``attempts``, ``steps_done`` of the last attempt that broke, or None.
+
+        A damaged result is one too: the trial is there to be run again.
+        """
+        found = _read(self.path / _FAILURE, _FAILURE_FIELDS)
+        attempts = 0 if found.values is None else found.values["attempts"]
+        damage = self.damage or found.damage
+        if damage:
+            words = f"{damage}; keel sweep run makes it anew"
+            return {"error": words, "user_error": False, "attempts": attempts, "steps_done": self.steps_done}
+        return found.values
 
     @property
     def job(self) -> dict[str, Any] | None:
-        """``executor`` and ``job_id`` of the last submission, or None."""
-        return _read(self.path / _JOB)
+        """``executor`` and ``job_id`` of the last submission, or None; a damaged file tells of nobody."""
+        return _read(self.path / _JOB, _JOB_FIELDS).values
 
     @property
     def interrupted(self) -> bool:
@@ -119,9 +173,11 @@ class TrialFolder:
         (self.path / _INTERRUPTED).touch()
 
     def write_trial(self) -> None:
-        """Make the folder, say what it is for, and begin an attempt."""
+        """Make the folder, say what it is for, and begin an attempt; a damaged result is put aside."""
         _make(self.path)
         (self.path / _INTERRUPTED).unlink(missing_ok=True)
+        if self.damage:
+            (self.path / _RESULT).replace(self.path / _DAMAGED)
         RunFolder(self.path).write_json(_TRIAL, {"key": self.trial.key, "label": self.trial.label, **self.trial.to_dict()})
 
     def write_result(self, values: Mapping[str, Any]) -> None:
@@ -142,8 +198,15 @@ class TrialFolder:
         RunFolder(self.path).write_json(_JOB, {"executor": executor, "job_id": job_id})
 
     def records(self) -> list[StepRecord]:
-        """The steps of the training run's log."""
-        return read_log(self.run_path / _LOG)
+        """The steps of the training run's log.
+
+        Raises:
+            CheckpointError: if it is missing, empty or damaged.
+        """
+        records = read_log(self.run_path / _LOG)
+        if not records:
+            raise CheckpointError(f"{self.run_path / _LOG} holds no step; restore it, or run the trial again")
+        return records
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -161,7 +224,7 @@ def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot write to {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write to {path}: {folder_trouble(error)}") from error
 
 
 @contextmanager
@@ -205,13 +268,18 @@ def _lock(file: IO[str], *, shared: bool) -> bool:
     return False
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a file holds, or what is wrong with it; nothing where there is none."""
+
+    values: dict[str, Any] | None
+    damage: str = ""
+
+
+def _read(path: Path, fields: Mapping[str, Kind]) -> _Read:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise SweepError(f"cannot read {path}: {error}; remove it to run the trial again") from error
-    if not isinstance(values, dict):
-        raise SweepError(f"{path} does not hold a JSON object; remove it to run the trial again")
-    return values
+        return _Read(read_object(path, fields, error=SweepError))
+    except (FileNotFoundError, NotADirectoryError):
+        return _Read(None)
+    except SweepError as error:
+        return _Read(None, str(error))

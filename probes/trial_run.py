@@ -3,6 +3,7 @@ r"""Run one trial in its folder: train, judge, write the result. This is what ev
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class TrialJob:
         threads: of torch.
         save_seconds: between saved states.
         keep_weights: whether the trained weights stay.
+        visible_gpu: the only one that the process may see, as CUDA_VISIBLE_DEVICES names it; None changes nothing.
     """
 
     folder: str
@@ -150,6 +152,7 @@ class TrialJob:
     threads: int
     save_seconds: float
     keep_weights: bool
+    visible_gpu: str | None = None
 
     def __call__(self) -> str:
         """Run; every ordinary error becomes a ``failure.json``.
@@ -160,6 +163,8 @@ class TrialJob:
         from probes.errors import KeelError
         from probes.training import TrainingInterrupted
 
+        if self.visible_gpu is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.visible_gpu  # before anything has asked CUDA for its devices
         place = TrialFolder(Path(self.folder), Trial.from_dict(self.trial))
         try:
             run_trial(place, threads=self.threads, save_seconds=self.save_seconds, keep_weights=self.keep_weights)

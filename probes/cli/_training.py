@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelOptions", "corpus_of", "interruptible", "progress", "threads"]
 
-_HEAD_WIDTH = 16
-_MOST_HEADS = 16
 _DTYPES = ("float32", "bfloat16")
 _EXIT_INTERRUPTED = 130
 
@@ -52,6 +50,7 @@ class ModelOptions:
         """
         from keel_theory.schemes import get_scheme
         from probes.cli.schemes import parse_settings
+        from probes.training_config import proportions
 
         get_scheme(self.scheme)
         changes: dict[str, Any] = {
@@ -64,7 +63,7 @@ class ModelOptions:
         if self.blocks is not None:
             changes["n_blocks"] = self.blocks
         if self.width is not None:
-            changes |= _widths(self.width)
+            changes |= proportions(self.width, head_width=config.model.head_width)
         if self.dtype is not None:
             if self.dtype not in _DTYPES:
                 raise typer.BadParameter(f"unknown dtype '{self.dtype}'; known: {', '.join(_DTYPES)}", param_hint="--dtype")
@@ -72,20 +71,21 @@ class ModelOptions:
         return replace(config, model=replace(config.model, **changes), seed=self.seed)
 
 
-def _widths(width: int) -> dict[str, int]:
-    """FFN three times as wide, heads of 16 up to sixteen of them, half as many key-value heads."""
-    n_heads = max(1, min(_MOST_HEADS, width // _HEAD_WIDTH))
-    return {"width": width, "ffn_width": 3 * width, "n_heads": n_heads, "n_kv_heads": max(1, n_heads // 2)}
-
-
 def corpus_of(texts: list[str] | None, tokenizer: str, column: str, folder: Path | None) -> tuple[CorpusConfig, Corpus]:
-    """The text that the options name; a tokenizer that the run folder holds is used again."""
+    """The text that the options name; a tokenizer that the folder of the run, or of several, holds is used again."""
     from probes.corpus import CorpusConfig, build_corpus
 
     config = CorpusConfig(sources=tuple(texts or ("stdlib",)), tokenizer=tokenizer, column=column)
-    stored = None if folder is None else folder / "tokenizer.json"
-    text = stored.read_text(encoding="utf-8") if stored is not None and stored.is_file() else None
-    return config, build_corpus(config, tokenizer_json=text)
+    return config, build_corpus(config, tokenizer_json=None if folder is None else _kept_tokenizer(folder, config))
+
+
+def _kept_tokenizer(folder: Path, corpus: CorpusConfig) -> str | None:
+    """That of the first run on the same text, in the folder itself or two below it."""
+    from probes.run_folder import RunFolder
+    from probes.training import stored_tokenizer
+
+    runs = (folder, *sorted(path.parent for path in folder.glob("*/seed_*/tokenizer.json")))
+    return next((stored_tokenizer(run) for run in runs if RunFolder(run).corpus_fields == corpus.to_dict()), None)
 
 
 def threads(n: int | None) -> None:

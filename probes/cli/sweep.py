@@ -212,6 +212,8 @@ def results(
     from probes.trial import SweepError
 
     name, folders = SweepFolder(folder).read()
+    for damage in filter(None, (place.damage for place in folders)):
+        print(f"keel: left out: {damage}; keel sweep run makes it anew", file=sys.stderr)
     anew = judge_again(folders, reference=reference) if rejudge or reference is not None else None
     frame = results_frame(folders, anew)
     if frame.empty:

@@ -81,7 +81,7 @@ def train(
         seq_len=seq_len,
         schedule=schedule,  # type: ignore[arg-type]  # checked by the configuration
         peak_lr=peak,
-        warmup=0 if schedule == "ramp" else steps // 10 if warmup is None else warmup,
+        warmup=warmup if warmup is not None else 0 if schedule == "ramp" else steps // 10,
         final_lr=min(1e-7, peak) if peak > 0 else 0.0,
         activation_checkpointing=checkpointing,
         device=device,
@@ -99,10 +99,10 @@ def train(
             log_events(record)
 
         result = training.train(config, corpus=corpus, folder=output, on_step=note, save_seconds=save_seconds)
-    if profiles:
-        _draw(result, output)
     print(_tables.as_json(result.to_dict()) if as_json else _page(result))
     print(f"model, log and result are in {output}", file=sys.stderr)
+    if profiles:
+        _draw(result, output)
 
 
 @contextmanager
@@ -171,7 +171,11 @@ def _draw(result: TrainingResult, folder: Path) -> None:
     from figures.heat_maps import draw, landmark_rows
     from probes.errors import OutputError
 
-    figure = draw(pd.concat([result.dynamics(), result.to_frame(), landmark_rows(result)], ignore_index=True))
+    dynamics = result.dynamics()
+    if dynamics.empty:
+        print("the run ended before the first profile: no heat maps", file=sys.stderr)
+        return
+    figure = draw(pd.concat([dynamics, result.to_frame(), landmark_rows(result)], ignore_index=True))
     try:
         save_figure(figure, folder / "heat_maps.png")
     except OSError as error:

@@ -39,10 +39,48 @@ def numbers(folder: TrialFolder) -> list[tuple[int, float, float, float]]:
     return [(r.step, r.lr, r.loss, r.grad_norm) for r in folder.records()]
 
 
+def pretended_result(trial: Trial) -> dict[str, Any]:
+    """What a finished trial leaves, every field that is read of it included."""
+    corpus = {
+        "sources": ["stdlib"],
+        "content_hash": "0",
+        "n_train_tokens": 1000,
+        "vocab_size": 256,
+        "unigram_entropy": 3.0,
+        "bigram_entropy": 2.0,
+        "python_stdlib": "3.11.7",
+    }
+    training = {
+        "outcome": "finished",
+        "steps_done": 60,
+        "final_loss": 1.0,
+        "best_loss": 1.0,
+        "validation_loss": None,
+        "seconds": 1.0,
+        "corpus": corpus,
+        "sessions": [{"first_step": 1, "threads": 1}],
+        "provenance": {"versions": {"python": "3.11.7"}, "commit": None, "platform": "Linux"},
+    }
+    row = {"criterion": "rise", "status": "not_met", "onset_step": None, "max_lr": 0.02, "lower_bound": True}
+    judged = {
+        "outcome": "healthy",
+        "onset_step": None,
+        "max_lr": 0.02,
+        "lower_bound": True,
+        "resolution": 0.001,
+        "last_step": 60,
+        "reasons": ["no criterion is met"],
+        "best_loss": 1.0,
+        "criteria": [row],
+    }
+    plain = {"key": trial.key, "training": training, "peak_memory": 1000}
+    return plain if trial.kind == "train" else {**plain, "judgement": judged, "to_end": judged, "judged_seconds": 1.0}
+
+
 def finish(folder: TrialFolder) -> None:
-    """What a plain training leaves."""
+    """What a trial leaves that has come to its end."""
     folder.write_trial()
-    folder.write_result({"key": folder.trial.key, "training": {"outcome": "finished", "final_loss": 1.0}})
+    folder.write_result(pretended_result(folder.trial))
 
 
 @dataclass
@@ -71,13 +109,13 @@ class PretendingExecutor:
     name: Any = "debug"
     outlives: bool = False
     submitted: list[Trial] = field(default_factory=list)
-    gpus: list[int | None] = field(default_factory=list)
+    gpus: list[str | None] = field(default_factory=list)
     jobs: list[PretendedJob] = field(default_factory=list)
     most_side_by_side: int = 0
     most_memory: int = 0
     _memory: dict[str, int] = field(default_factory=dict)
 
-    def submit(self, job: TrialJob, *, memory: int, gpu: int | None) -> Job:
+    def submit(self, job: TrialJob, *, memory: int, gpu: str | None) -> Job:
         trial = Trial.from_dict(job.trial)
         folder = TrialFolder(Path(job.folder), trial)
         told = self.endings.get(trial.config.model.scheme, [])

@@ -127,8 +127,8 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path) -> None:
     ("changes", "message"),
     [
         ({"sources": ()}, "sources must name at least one text"),
-        ({"validation_share": 0.0}, "validation_share must be above 0"),
-        ({"max_bytes": 0}, "max_bytes must be at least 1"),
+        ({"validation_share": 0.0}, "validation_share must be a number above 0"),
+        ({"max_bytes": 0}, "max_bytes must be an integer of at least 1"),
     ],
 )
 def test_fields_outside_their_domain_are_refused_by_name(changes, message) -> None:

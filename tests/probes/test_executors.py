@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from probes import executors as module
+from probes import trial_run
 from probes.executors import JobOptions, MissingSubmititError, RunningElsewhere, make_executor, slurm_jobs_alive
 from probes.trial import SweepError
 from probes.trial_folder import TrialFolder, TrialState
@@ -33,6 +35,7 @@ class Recorder:
         self.parameters: dict[str, Any] = {}
         self.environment: dict[str, str | None] = {}
         self.interrupts: Any = None
+        self.job: TrialJob | None = None
 
     def LocalExecutor(self, **values: Any) -> Recorder:
         self.made = values
@@ -44,6 +47,7 @@ class Recorder:
         self.parameters = values
 
     def submit(self, job: TrialJob) -> Any:
+        self.job = job
         self.environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self.interrupts = signal.getsignal(signal.SIGINT)
         return SimpleNamespace(job_id="17")
@@ -57,28 +61,36 @@ def submitit(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:
-    done = SimpleNamespace(stdout=stdout, returncode=returncode)
+    done = SimpleNamespace(stdout=stdout, stderr="", returncode=returncode)
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [(None, {}), (3, {"gpus_per_node": 1, "visible_gpus": (3,)})], ids=["cpu", "gpu"])
-def test_a_local_process_sees_its_own_gpu_and_its_own_threads(
-    tmp_path: Path, submitit: Recorder, gpu: int | None, expected: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("gpu", [None, "3", "GPU-5a1c", "MIG-7"])
+def test_a_local_process_sees_its_own_gpu_and_its_own_threads(tmp_path: Path, submitit: Recorder, gpu: str | None) -> None:
     before = (os.environ.get("OMP_NUM_THREADS"), signal.getsignal(signal.SIGINT))
     job = make_executor("local", tmp_path, JobOptions(threads=3)).submit(work(tmp_path), memory=1, gpu=gpu)
     assert job.job_id == "17"
     assert submitit.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
     assert submitit.interrupts is signal.SIG_IGN, "Ctrl-C is for the scheduler, which asks each trial to save"
-    assert {name: v for name, v in submitit.parameters.items() if "gpu" in name} == expected
+    assert submitit.job is not None
+    assert submitit.job.visible_gpu == gpu
     assert submitit.parameters["timeout_min"] == 7 * 24 * 60
     assert (os.environ.get("OMP_NUM_THREADS"), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("gpu", ["3", "GPU-5a1c"])
+def test_the_gpu_is_named_before_the_trial_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit sets where it is asked for none
+    seen: list[str] = []
+    monkeypatch.setattr(trial_run, "run_trial", lambda *a, **k: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    assert replace(work(tmp_path), visible_gpu=gpu)() == "finished"
+    assert seen == [gpu]
 
 
 def test_a_slurm_job_asks_for_what_the_trial_needs(tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "")
     options = JobOptions(threads=4, minutes=90, partition="gpu", parameters={"slurm_account": "us"})
-    make_executor("slurm", tmp_path, options).submit(work(tmp_path), memory=2_000_000_000, gpu=0)
+    make_executor("slurm", tmp_path, options).submit(work(tmp_path), memory=2_000_000_000, gpu="0")
     assert submitit.made["cluster"] == "slurm"
     assert submitit.parameters == {
         "name": "keel",
@@ -138,6 +150,29 @@ def test_a_machine_without_slurm_is_told(tmp_path: Path, submitit: Recorder, mon
         make_executor("slurm", tmp_path, JobOptions())
 
 
+def script(folder: Path, name: str, body: str) -> None:
+    """A command that stands for one of Slurm's."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "Unable to contact slurm controller"),
+        ("exit 3", "squeue ends with code 3"),
+    ],
+)
+def test_a_queue_that_does_not_answer_is_told_before_anything_is_submitted(
+    tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    script(tmp_path, "squeue", body)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SweepError, match=rf"Slurm does not answer: .*{message}; nothing was submitted"):
+        make_executor("slurm", tmp_path, JobOptions())
+
+
 def test_an_unknown_executor_is_told(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"unknown executor 'cloud'; known: local, slurm, debug"):
         make_executor("cloud", tmp_path, JobOptions())
@@ -149,8 +184,18 @@ def test_without_submitit_it_says_how_to_install(tmp_path: Path, monkeypatch: py
         make_executor("local", tmp_path, JobOptions())
 
 
-def test_debug_runs_in_this_process(tmp_path: Path) -> None:
+def test_debug_runs_in_this_process_at_the_first_look(tmp_path: Path) -> None:
     job = work(tmp_path)
     made = make_executor("debug", tmp_path / "jobs", JobOptions()).submit(job, memory=1, gpu=None)
+    place = TrialFolder(Path(job.folder), one_trial())
+    assert place.state is TrialState.WAITING
     assert not made.alive()
-    assert TrialFolder(Path(job.folder), one_trial()).state is TrialState.FINISHED
+    assert place.state is TrialState.FINISHED
+
+
+def test_debug_runs_nothing_that_was_stopped_before(tmp_path: Path) -> None:
+    job = work(tmp_path)
+    made = make_executor("debug", tmp_path / "jobs", JobOptions()).submit(job, memory=1, gpu=None)
+    made.stop()
+    assert not made.alive()
+    assert not Path(job.folder).exists()

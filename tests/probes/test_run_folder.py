@@ -19,7 +19,9 @@ def _record(step: int, loss: float = 1.5) -> StepRecord:
 
 
 def _state(value: float) -> SavedState:
-    return SavedState({"w": torch.full((3,), value)}, {"step": 1})
+    return SavedState(
+        {"w": torch.full((3,), value)}, {"step": 1, "seconds": 0.5, "sessions": [{"first_step": 1, "threads": 1}]}
+    )
 
 
 @pytest.mark.parametrize("loss", [0.1 + 0.2, 1e-300, -math.inf, math.inf])

@@ -112,11 +112,11 @@ def test_a_trial_that_is_too_large_runs_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_each_trial_on_a_gpu_has_one_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = pretend(monkeypatch)
-    monkeypatch.setattr(module, "visible_gpus", lambda: [2, 3, 5])
+    monkeypatch.setattr(module, "visible_gpus", lambda: ["2", "GPU-3", "5"])
     sweep = small_sweep(seeds=[0, 1], training={"steps": 60, "seq_len": 16, "device": "cuda"})
     run_sweep(sweep, tmp_path, RunOptions(jobs=4, gpus=2, memory=1 << 50))
     assert executor.most_side_by_side == 2
-    assert executor.gpus == [2, 3, 2, 3]
+    assert executor.gpus == ["2", "GPU-3", "2", "GPU-3"]
 
 
 def test_a_gpu_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,17 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         run_sweep(sweep, tmp_path)
 
 
-@pytest.mark.parametrize(("named", "found"), [("4,6", [4, 6]), ("4,6,7", [4, 6]), ("", [0, 1]), ("GPU-1,GPU-2", [0, 1])])
-def test_gpus_are_counted_as_the_environment_does(monkeypatch: pytest.MonkeyPatch, named: str, found: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("4,6", ["4", "6"]),
+        ("4, 6,7", ["4", "6"]),
+        ("", ["0", "1"]),
+        ("GPU-8,GPU-2", ["GPU-8", "GPU-2"]),
+        ("MIG-1,MIG-2", ["MIG-1", "MIG-2"]),
+    ],
+)
+def test_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch, named: str, found: list[str]) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

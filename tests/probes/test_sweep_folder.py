@@ -50,7 +50,9 @@ def test_only_one_scheduler_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, r"holds no sweep \(sweep\.json is missing\)"), ("{}", r"cannot read")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, r"holds no sweep \(sweep\.json is missing\)"), ("{}", r"field 'name' is missing")]
+)
 def test_a_folder_without_a_sweep_is_told(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "sweep.json").write_text(content, encoding="utf-8")

@@ -71,11 +71,20 @@ def test_a_lock_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         pass
 
 
-def test_a_damaged_result_is_named(folder: TrialFolder) -> None:
-    folder.write_trial()
+def test_a_damaged_result_is_a_failure_that_says_so_and_is_put_aside(folder: TrialFolder) -> None:
+    folder.write_failure("first")
     (folder.path / "result.json").write_text("{", encoding="utf-8")
-    with pytest.raises(SweepError, match=r"cannot read .*result\.json: .*; remove it"):
-        _ = folder.result
+    assert folder.result is None
+    assert folder.state is TrialState.FAILED
+    assert folder.failure is not None
+    assert (folder.failure["attempts"], folder.failure["user_error"]) == (1, False)
+    assert "result.json" in folder.failure["error"]
+    assert "keel sweep run makes it anew" in folder.failure["error"]
+    folder.write_trial()
+    assert (folder.path / "result.json.damaged").read_text(encoding="utf-8") == "{"
+    assert folder.damage == ""
+    finish(folder)
+    assert folder.state is TrialState.FINISHED
 
 
 def test_steps_are_the_lines_of_the_log(folder: TrialFolder) -> None:
