@@ -7,12 +7,15 @@ end it adds the criteria that are met later, beside the verdict and its onsets a
 Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number): see ``probes/judgement.py`` for the answer and
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
 reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
+
+A reference adds evidence and takes none away: beside it the entropy counts as without. It clears a run only where it has
+points, and only if it does not diverge itself, for it is judged first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,23 +27,25 @@ from probes.divergence_criteria import (
     Landmarks,
     Record,
     Rise,
-    find_lag,
     find_non_finite,
     find_plateau,
     find_rise,
+    lag_at_entropy,
+    lag_behind_reference,
+    uncovered,
 )
 from probes.errors import KeelError
 from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
 from probes.onset import FloatArray, running_median
 
-__all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run"]
+__all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
 _LOOKS = 100
 _OPEN_POINTS = 3  # a spike at the very end of the data is told from noise by so many points
 
 
 class RunRecordError(KeelError):
-    """Points that cannot be a run: steps that do not increase, learning rates that are no numbers."""
+    """Points that cannot be a run: steps that do not increase or lie beyond the ramp, learning rates that are no numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class StreamingJudge:
 
     Args:
         ramp_steps: steps of the whole ramp, >= 1.
-        landmarks: what is known about a healthy run.
+        landmarks: what is known about a healthy run; a reference that diverges itself is named and not used.
         thresholds: when something counts.
         to_end: listen to the end even when certain, for the Max LR by every criterion; the verdict is the same without.
 
@@ -97,6 +102,9 @@ class StreamingJudge:
         self.ramp_steps = ramp_steps
         self.landmarks = landmarks or Landmarks()
         self.thresholds = thresholds or JudgeThresholds()
+        self._reference = _judge_reference(self.landmarks, ramp_steps, self.thresholds)
+        broken = self._reference is not None and self._reference.diverged
+        self._known = self.landmarks.without_reference() if broken else self.landmarks
         self._to_end = to_end
         self._steps: list[int] = []
         self._rates: list[float] = []
@@ -126,8 +134,11 @@ class StreamingJudge:
             Whether the judge is certain; from then on points are ignored.
 
         Raises:
-            RunRecordError: if the step does not increase or the learning rate is negative or not finite.
+            RunRecordError: if the step does not increase or lies beyond the ramp, or the learning rate is negative or not
+                finite.
         """
+        if step > self.ramp_steps:
+            raise RunRecordError(f"step {step} lies beyond the ramp of {self.ramp_steps} steps; a ramp ends with its last step")
         if self._certain:
             return True
         if self._steps and step <= self._steps[-1]:
@@ -170,9 +181,40 @@ class StreamingJudge:
 
     @property
     def _complete(self) -> bool:
-        """Whether the ramp's last step is there, or the last that points at this distance can hit (steps may count from 0)."""
-        distance = self._steps[-1] - self._steps[-2] if len(self._steps) > 1 else 1
-        return self._steps[-1] > self.ramp_steps - 1 - distance
+        """Whether no further point can come: of steps counted from 0 the last is one less, and points may lie apart."""
+        last = self.ramp_steps - (self._steps[0] == 0)
+        distance = float(np.median(np.diff(self._steps))) if len(self._steps) > 1 else 1.0
+        return self._steps[-1] + distance > last
+
+
+def reference_fault(landmarks: Landmarks, *, ramp_steps: int, thresholds: JudgeThresholds | None = None) -> str | None:
+    """Why a reference run is none: what the judge finds wrong with it, over its own length.
+
+    Args:
+        landmarks: with the reference, or without.
+        ramp_steps: of the run to be judged beside it.
+        thresholds: when something counts.
+
+    Returns:
+        The kind of its divergence and where, in words; None where there is no fault or no reference.
+    """
+    reference = _judge_reference(landmarks, ramp_steps, thresholds or JudgeThresholds())
+    return None if reference is None or not reference.diverged else _fault_words(reference)
+
+
+def _judge_reference(landmarks: Landmarks, ramp_steps: int, thresholds: JudgeThresholds) -> Judgement | None:
+    steps, losses = landmarks.reference_steps, landmarks.reference_losses
+    if steps is None or losses is None:
+        return None
+    length = max(ramp_steps, int(steps[-1]))
+    judge = StreamingJudge(ramp_steps=length, landmarks=landmarks.without_reference(), thresholds=thresholds)
+    for step, loss in zip(steps.tolist(), losses.tolist(), strict=True):
+        judge.feed(int(step), 0.0, loss)
+    return judge.judgement()
+
+
+def _fault_words(reference: Judgement) -> str:
+    return f"{reference.outcome.words} from step {reference.onset_step} of {reference.ramp_steps}"
 
 
 def judge_run(
@@ -193,7 +235,7 @@ def judge_run(
         learning_rates: shape (n,).
         losses: shape (n,), nats; may hold not-a-numbers.
         grad_norms: shape (n,), before clipping.
-        ramp_steps: length of the ramp; the last step where None.
+        ramp_steps: length of the ramp, not below the last step; the last step where None.
         landmarks: what is known about a healthy run.
         thresholds: when something counts.
         to_end: add the criteria that are met after the verdict is certain; the verdict is the same without.
@@ -202,11 +244,13 @@ def judge_run(
         The judgement.
 
     Raises:
-        RunRecordError: if the points are not a run.
+        RunRecordError: if the points are not a run, or go on beyond the ramp.
     """
     if not len(steps) == len(learning_rates) == len(losses) or not len(steps):
         raise RunRecordError(f"{len(steps)} steps, {len(learning_rates)} learning rates and {len(losses)} losses to judge")
     length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
+    if steps[-1] > length:
+        raise RunRecordError(f"step {steps[-1]} lies beyond the ramp of {length} steps; a ramp ends with its last step")
     judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
     norms: Sequence[float | None] = [None] * len(steps) if grad_norms is None else grad_norms
     for step, rate, loss, norm in zip(steps, learning_rates, losses, norms, strict=True):
@@ -240,7 +284,7 @@ def _search(judge: StreamingJudge) -> _Findings:
     if bad is not None:
         met[Criterion.NON_FINITE] = _Trouble(index=bad, reason=f"the loss is {losses[bad]} from step {steps[bad]:.0f} on")
     if len(finite) >= (thresholds.min_points if bad is None else 3):
-        record = Record(steps[finite], losses[finite], judge.ramp_steps, judge.landmarks)
+        record = Record(steps[finite], losses[finite], judge.ramp_steps, judge._known)
         rise = find_rise(record, thresholds)
         if rise is not None and bad is not None and _ends_in(rise, record, steps[bad], thresholds):
             met[Criterion.NON_FINITE] = _blow_up(rise, finite, steps, losses, bad)
@@ -250,9 +294,9 @@ def _search(judge: StreamingJudge) -> _Findings:
         elif rise is not None and bad is None and len(record.losses) - rise.recognised >= _OPEN_POINTS:
             open_spike = _Trouble(index=int(finite[rise.index]), reason=_open_words(rise, record))
         certain |= _add_lags(met, record, finite, rise, thresholds)
-        undecidable = _blind_plateau(record, finite, rise, thresholds) if not met else None
+        undecidable = _blind_plateau(judge, record, finite, rise) if not met else None
     deciding = min(met, key=lambda criterion: met[criterion].index) if met else None
-    notes = _notes(judge, losses[:bad], undecidable)
+    notes = _notes(judge, losses[:bad])
     return _Findings(
         met=met, deciding=deciding, open_spike=open_spike, undecidable=undecidable, certain=bool(certain), notes=notes
     )
@@ -279,25 +323,42 @@ def _add_lags(
     rise: Rise | None,
     thresholds: JudgeThresholds,
 ) -> bool:
-    """Add stagnation or degradation; whether it is certain. A rise ends the record for them, unless it ends in a plateau."""
-    calm = record if rise is None else record.until(rise.index)
-    lag = find_lag(calm, thresholds) if len(calm.losses) >= thresholds.min_points else None
-    certain = lag is not None and lag.certain
-    if lag is None and rise is not None:
-        lag = find_lag(record, thresholds)
-        lag = lag if lag is not None and lag.kind is LagKind.FLAT and lag.index > rise.index else None
-    if lag is not None:
+    """Add stagnation or degradation, each by whatever tells of it first; whether one is certain.
+
+    Where the entropy tells of standing still and the reference of falling, more points will tell which: neither is certain.
+    """
+    certain = falls = False
+    for find in (lag_behind_reference, lag_at_entropy):
+        lag, sure = _lag(find, record, rise, thresholds)
+        certain |= sure
+        if lag is None:
+            continue
+        falls |= lag.kind is LagKind.FALLING
         criterion = Criterion.STAGNATION if lag.kind is LagKind.FLAT else Criterion.DEGRADATION
-        met[criterion] = _Trouble(index=int(finite[lag.index]), reason=_lag_words(lag, record))
-    return certain
+        trouble = _Trouble(index=int(finite[lag.index]), reason=_lag_words(lag, record))
+        if criterion not in met or trouble.index < met[criterion].index:
+            met[criterion] = trouble
+    return certain and not falls
+
+
+def _lag(
+    find: Callable[[Record, JudgeThresholds], Lag | None], record: Record, rise: Rise | None, thresholds: JudgeThresholds
+) -> tuple[Lag | None, bool]:
+    """A lag, and whether it is certain. A rise ends the record for it, unless the rise ends in a plateau."""
+    calm = record if rise is None else record.until(rise.index)
+    lag = find(calm, thresholds) if len(calm.losses) >= thresholds.min_points else None
+    if lag is not None or rise is None:
+        return lag, lag is not None and lag.certain
+    late = find(record, thresholds)
+    return (late if late is not None and late.kind is LagKind.FLAT and late.index > rise.index else None), False
 
 
 def _blind_plateau(
-    record: Record, finite: np.typing.NDArray[np.intp], rise: Rise | None, thresholds: JudgeThresholds
+    judge: StreamingJudge, record: Record, finite: np.typing.NDArray[np.intp], rise: Rise | None
 ) -> _Trouble | None:
     """An early plateau of which nothing says whether it is too high."""
-    known = record.landmarks
-    if rise is not None or known.has_reference or known.unigram_entropy is not None:
+    thresholds = judge.thresholds
+    if rise is not None or judge._known.unigram_entropy is not None or _reference_gap(judge) is None:
         return None
     limit = thresholds.blind_level * record.initial if record.level.min() > 0 else math.inf
     plateau = find_plateau(record, thresholds, limit, math.nan)
@@ -325,25 +386,64 @@ def _open_words(rise: Rise, record: Record) -> str:
 
 
 def _lag_words(lag: Lag, record: Record) -> str:
-    whose = "the reference is at" if record.landmarks.has_reference else "the unigram entropy is"
     return (
-        f"the loss {lag.kind.value} from step {record.steps[lag.index]:.0f} on and ends at {lag.level:.4g}, where {whose} "
+        f"the loss {lag.kind.value} from step {record.steps[lag.index]:.0f} on and ends at {lag.level:.4g}, where {lag.beside} "
         f"{lag.expected:.4g}"
     )
 
 
-def _notes(judge: StreamingJudge, losses: FloatArray, undecidable: _Trouble | None) -> tuple[str, ...]:
+def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
     notes = []
     transient = int((~np.isfinite(losses)).sum())
     if transient:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
     if judge._bad_gradients:
         notes.append(f"{judge._bad_gradients} gradient norms were not finite")
-    if not judge.landmarks.has_reference:
-        notes.append("degradation: cannot judge without a reference run")
-        if judge.landmarks.unigram_entropy is None and undecidable is None:
-            notes.append("stagnation: cannot judge without the unigram entropy or a reference run")
+    reference = judge._reference
+    if reference is not None and reference.outcome is Outcome.CANNOT_JUDGE and reference.onset_step is not None:
+        notes.append(
+            f"the reference stands still itself from step {reference.onset_step}; it is taken to be healthy, which the unigram "
+            "entropy would tell"
+        )
     return tuple(notes)
+
+
+def _doubts(judge: StreamingJudge, findings: _Findings) -> list[str]:
+    """The criteria that cannot be judged, and why; the plateau that decides has said so itself."""
+    told = {Criterion.STAGNATION} if findings.undecidable is not None else set()
+    criteria = [c for c in (Criterion.DEGRADATION, Criterion.STAGNATION) if c not in findings.met and c not in told]
+    return [f"{c.value}: {reason}" for c in criteria if (reason := _cannot_judge(judge, c)) is not None]
+
+
+def _cannot_judge(judge: StreamingJudge, criterion: Criterion) -> str | None:
+    """Why a criterion that is not met cannot be said not to be; None where it can."""
+    if criterion not in (Criterion.DEGRADATION, Criterion.STAGNATION):
+        return None
+    by_entropy = criterion is Criterion.STAGNATION
+    if by_entropy and judge._known.unigram_entropy is not None:
+        return None
+    if judge._reference is None:
+        return f"cannot judge without {'the unigram entropy or ' if by_entropy else ''}a reference run"
+    return _reference_gap(judge)
+
+
+def _reference_gap(judge: StreamingJudge) -> str | None:
+    """Why the reference cannot clear the run; None where it can."""
+    reference = judge._reference
+    if reference is None:
+        return "cannot judge without a reference run"
+    if reference.diverged:
+        return f"cannot judge, for the reference diverges itself ({_fault_words(reference)})"
+    steps = np.array([step for step, loss in zip(judge._steps, judge._losses, strict=True) if math.isfinite(loss)], float)
+    if not len(steps):
+        return None
+    missing = uncovered(Record(steps, steps, judge.ramp_steps, judge._known), judge.thresholds)
+    if missing is not None:
+        return (
+            f"cannot judge where the reference has no points: steps {missing[0]:.0f} to {missing[1]:.0f} of a run from step "
+            f"{steps[0]:.0f} to {steps[-1]:.0f}"
+        )
+    return None
 
 
 def _outcome(judge: StreamingJudge, findings: _Findings) -> Outcome:
@@ -376,7 +476,7 @@ def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
         last_step=judge._steps[-1],
         ramp_steps=judge.ramp_steps,
         criteria=tuple(_criterion(judge, findings, criterion) for criterion in Criterion),
-        reasons=(first, *others, *findings.notes),
+        reasons=(first, *others, *findings.notes, *_doubts(judge, findings)),
         early=judge._certain and not judge._complete,
     )
 
@@ -409,10 +509,8 @@ def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion)
     trouble = findings.met.get(criterion)
     status = Status.MET if trouble else Status.NOT_MET
     reason = trouble.reason if trouble else f"not met up to learning rate {judge._rates[-1]:.4g}"
-    if trouble is None and _needs_landmark(judge.landmarks, criterion):
-        status = Status.CANNOT_JUDGE
-        wanted = "a reference run" if criterion is Criterion.DEGRADATION else "the unigram entropy or a reference run"
-        reason = f"cannot judge without {wanted}"
+    if trouble is None and (doubt := _cannot_judge(judge, criterion)) is not None:
+        status, reason = Status.CANNOT_JUDGE, doubt
     return CriterionResult(
         criterion=criterion,
         status=status,
@@ -421,12 +519,6 @@ def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion)
         lower_bound=trouble is None,
         reason=reason,
     )
-
-
-def _needs_landmark(landmarks: Landmarks, criterion: Criterion) -> bool:
-    if landmarks.has_reference:
-        return False
-    return criterion is Criterion.DEGRADATION or (criterion is Criterion.STAGNATION and landmarks.unigram_entropy is None)
 
 
 def _resolution(judge: StreamingJudge) -> float:

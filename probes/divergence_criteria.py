@@ -8,7 +8,7 @@ serve losses of any scale and sign.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -30,7 +30,20 @@ from probes.onset import (
 )
 from probes.rise_onset import date_rise
 
-__all__ = ["JudgeThresholds", "Lag", "LagKind", "Landmarks", "Record", "Rise", "find_lag", "find_non_finite", "find_rise"]
+__all__ = [
+    "JudgeThresholds",
+    "Lag",
+    "LagKind",
+    "Landmarks",
+    "Record",
+    "Rise",
+    "find_non_finite",
+    "find_plateau",
+    "find_rise",
+    "lag_at_entropy",
+    "lag_behind_reference",
+    "uncovered",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +101,7 @@ class Landmarks:
         unigram_entropy: of the training text, nats: what a model reaches that ignores its context.
         initial_loss: of an untrained model, nats (ln V); the first recorded loss where None.
         reference_steps: optimizer steps of a healthy run, shape (m,), increasing; None without a reference.
-        reference_losses: its losses, shape (m,), nats.
+        reference_losses: its losses, shape (m,), nats; may hold not-a-numbers.
     """
 
     unigram_entropy: float | None = None
@@ -113,13 +126,25 @@ class Landmarks:
         finite = np.isfinite(losses)
         if finite.sum() < 2 or np.any(np.diff(steps) <= 0):
             raise ValueError("a reference run needs at least two finite losses at increasing steps")
-        object.__setattr__(self, "reference_steps", steps[finite])
-        object.__setattr__(self, "reference_losses", losses[finite])
+        object.__setattr__(self, "reference_steps", steps)
+        object.__setattr__(self, "reference_losses", losses)
 
     @property
     def has_reference(self) -> bool:
         """Whether a healthy run is given."""
         return self.reference_steps is not None
+
+    @property
+    def reference(self) -> tuple[FloatArray, FloatArray]:
+        """Steps and losses of the healthy run where its loss is finite; nothing without one."""
+        if self.reference_steps is None or self.reference_losses is None:
+            return np.empty(0), np.empty(0)
+        finite = np.isfinite(self.reference_losses)
+        return self.reference_steps[finite], self.reference_losses[finite]
+
+    def without_reference(self) -> Landmarks:
+        """All but the healthy run."""
+        return replace(self, reference_steps=None, reference_losses=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,6 +361,7 @@ class Lag:
         index: first point of the trouble, dated back.
         level: level at the end, nats.
         expected: level that a healthy run is known to reach by then, nats.
+        beside: what tells of that level, in words.
         certain: whether looking further is pointless.
     """
 
@@ -343,27 +369,23 @@ class Lag:
     index: int
     level: float
     expected: float
+    beside: str
     certain: bool
 
 
-def find_lag(record: Record, thresholds: JudgeThresholds) -> Lag | None:
-    """Stagnation or degradation: standing above a healthy run up to the end of the record.
-
-    With a reference, above means above the reference at the same step. With the unigram entropy alone it means not below the
-    entropy, and only standing still counts. Without either, nothing is found.
+def lag_at_entropy(record: Record, thresholds: JudgeThresholds) -> Lag | None:
+    """Stagnation by the unigram entropy: standing still, not below it, up to the end of the record.
 
     Args:
-        record: finite losses, up to a rise if there is one.
+        record: finite losses.
         thresholds: the tolerances.
 
     Returns:
-        The lag, or None.
+        The lag; None without one, or where the entropy is not known.
     """
-    if record.landmarks.has_reference:
-        return _lag_behind_reference(record, thresholds)
-    if record.landmarks.unigram_entropy is None:
-        return None
     entropy = record.landmarks.unigram_entropy
+    if entropy is None or len(record.losses) < thresholds.min_points:
+        return None
     margin = thresholds.plateau_margin * max(record.initial - entropy, 0.0)
     return find_plateau(record, thresholds, entropy - margin, entropy)
 
@@ -378,10 +400,49 @@ def find_plateau(record: Record, thresholds: JudgeThresholds, limit: float, expe
     knee = _date_knee(record, start)
     if record.share(knee) < thresholds.plateau_patience or _falls(record, knee, thresholds):
         return None
-    return Lag(kind=LagKind.FLAT, index=knee, level=_end_level(record, knee), expected=expected, certain=True)
+    level = _end_level(record, knee)
+    return Lag(kind=LagKind.FLAT, index=knee, level=level, expected=expected, beside="the unigram entropy is", certain=True)
 
 
-def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | None:
+def uncovered(record: Record, thresholds: JudgeThresholds) -> tuple[float, float] | None:
+    """The longest stretch of a record in which the reference has no points.
+
+    Stretches no longer than the distance of the reference's points, or than ``rise_tail`` of the ramp, do not count.
+
+    Args:
+        record: finite losses.
+        thresholds: the tolerances.
+
+    Returns:
+        Its first and last step; the whole record where the reference has too few points; None where all is covered, or
+        without a reference.
+    """
+    if not record.landmarks.has_reference:
+        return None
+    steps, _ = record.landmarks.reference
+    first, last = float(record.steps[0]), float(record.steps[-1])
+    if len(steps) < thresholds.min_points:
+        return first, last
+    edges = np.concatenate([[first], np.clip(steps, first, last), [last]])
+    longest = int(np.argmax(np.diff(edges)))
+    allowed = max(float(np.median(np.diff(steps))), thresholds.rise_tail * record.ramp_steps)
+    if edges[longest + 1] - edges[longest] <= allowed:
+        return None
+    return float(edges[longest]), float(edges[longest + 1])
+
+
+def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | None:
+    """Stagnation or degradation: above the reference at the same step, up to the end of the record.
+
+    Args:
+        record: finite losses.
+        thresholds: the tolerances.
+
+    Returns:
+        The lag; None without one, or where the reference does not cover the record.
+    """
+    if not record.landmarks.has_reference or uncovered(record, thresholds) is not None:
+        return None
     reference = _reference_at(record)
     inside = np.flatnonzero(np.isfinite(reference.losses))
     if len(inside) < thresholds.min_points:
@@ -403,17 +464,20 @@ def _lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | 
     flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
     flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.6 * record.share(departure))
     end, expected = _end_level(record, knee), float(healthy[-1])
-    if not flat:
-        return Lag(kind=LagKind.FALLING, index=departure, level=end, expected=expected, certain=False)
-    certain = min(record.share(knee), record.share(start)) >= thresholds.plateau_patience
-    return Lag(kind=LagKind.FLAT, index=knee, level=end, expected=expected, certain=certain)
+    certain = flat and min(record.share(knee), record.share(start)) >= thresholds.plateau_patience
+    return Lag(
+        kind=LagKind.FLAT if flat else LagKind.FALLING,
+        index=knee if flat else departure,
+        level=end,
+        expected=expected,
+        beside="the reference is at",
+        certain=certain,
+    )
 
 
 def _reference_at(record: Record) -> Record:
     """The reference at the run's steps; not a number beyond its ends."""
-    steps, losses = record.landmarks.reference_steps, record.landmarks.reference_losses
-    assert steps is not None  # the caller has looked
-    assert losses is not None
+    steps, losses = record.landmarks.reference
     values = np.interp(record.steps, steps, losses, left=np.nan, right=np.nan)
     inside = np.flatnonzero(np.isfinite(values))
     if len(inside):

@@ -246,7 +246,7 @@ def test_reference_of_other_steps_is_interpolated_and_not_extended():
     whole = Landmarks(reference_steps=steps, reference_losses=4 + 7 * np.exp(-steps / 40))
     start = Landmarks(reference_steps=steps[:3], reference_losses=(4 + 7 * np.exp(-steps / 40))[:3])
     assert ramp(losses, landmarks=whole).outcome is Outcome.STAGNATION
-    assert ramp(losses, landmarks=start).outcome is Outcome.HEALTHY
+    assert ramp(losses, landmarks=start).outcome is Outcome.CANNOT_JUDGE
 
 
 def test_sparse_points_are_judged_by_steps():
@@ -324,7 +324,36 @@ def test_recovering_loss_is_not_certain():
     assert ramp(losses).outcome is Outcome.HEALTHY
 
 
+COMPLETE = {
+    "counted from 1": (range(1, 101), True),
+    "counted from 1, one short": (range(1, 100), False),
+    "counted from 0": (range(100), True),
+    "counted from 0, one short": (range(99), False),
+    "every tenth": (range(10, 101, 10), True),
+    "every tenth, one point short": (range(10, 91, 10), False),
+    "every tenth from 1": (range(1, 92, 10), True),
+    "every tenth from 0": (range(0, 91, 10), True),
+    "every tenth from 0, one point short": (range(0, 81, 10), False),
+    "a hole before the last": ([*range(1, 50), 80], False),
+}
+
+
+@pytest.mark.parametrize(("steps", "complete"), COMPLETE.values(), ids=list(COMPLETE))
+def test_a_ramp_is_complete_where_no_further_point_can_come(steps, complete):
+    losses = np.linspace(5, 3, len(steps))
+    answer = judge_run(steps, [1e-4 * step for step in steps], losses, ramp_steps=100)
+    assert answer.outcome is (Outcome.HEALTHY if complete else Outcome.INCOMPLETE)
+
+
 # --- bad input, speed ---
+
+
+@pytest.mark.parametrize("loss", [3.0, math.nan], ids=["sound", "broken from the start"])
+def test_no_step_lies_beyond_the_ramp(loss):
+    with pytest.raises(RunRecordError, match="step 200 lies beyond the ramp of 100 steps"):
+        ramp([loss] * 200, n_steps=100)
+    with pytest.raises(RunRecordError, match="step 101 lies beyond the ramp of 100 steps"):
+        StreamingJudge(ramp_steps=100).feed(101, 0.1, loss)
 
 
 def test_gradient_norms_that_are_not_finite_are_counted():
