@@ -3,6 +3,9 @@ r"""Finished logs as runs: CSV, JSON lines, Hugging Face ``trainer_state.json`` 
 A point is one optimizer step. Rows that repeat a step are its micro-batches, and their mean is the step's loss; where a run was
 resumed and steps come again, the last ones count. Without a step column, rows of one learning rate are one step if such groups
 are all of one size, and otherwise every row is a step.
+
+In the folder of a run of this toolkit the length of its ramp and what is known of its text are read too. Noted is what is
+skipped or replaced in passing; a log of which most would be, or that is no ramp, is refused.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ _NAMES = {
     "grad_norm": ("grad_norm", "gradient_norm", "train_grad_norm", "total_grad_norm", "total_norm", "gradnorm"),
 }
 _VALIDATION = frozenset({"eval", "val", "valid", "validation", "test", "dev"})
+_WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
+_NOT_JSON = (ValueError, RecursionError)  # also numbers of too many digits, and brackets in too many brackets
+_STEPS = 1 << 63
 _WORDS = {"loss": "losses", "lr": "learning rates"}
 
 
@@ -51,6 +57,9 @@ class RunLog:
         learning_rates: shape (n,); None where the log has none.
         grad_norms: n values, None where one is missing; None where the log has none.
         notes: what was averaged, skipped or replaced, in words.
+        ramp_steps: length of the ramp, where the log is of a run of this toolkit; None where that is not known.
+        unigram_entropy: of its text, nats, likewise.
+        initial_loss: of an untrained model on its text (ln V), nats, likewise.
     """
 
     source: str
@@ -59,18 +68,22 @@ class RunLog:
     learning_rates: FloatArray | None
     grad_norms: tuple[float | None, ...] | None
     notes: tuple[str, ...]
+    ramp_steps: int | None = None
+    unigram_entropy: float | None = None
+    initial_loss: float | None = None
 
     def ramp(self) -> RunLog:
         """The part up to the last point at the highest learning rate: what decays after it is no part of the ramp.
 
         Raises:
-            LossLogError: if the log has no learning rates.
+            LossLogError: if the log has no learning rates, or they are no ramp, or only the smaller part of the log is one.
         """
         if self.learning_rates is None:
             raise LossLogError(f"'{self.source}' has no learning rates")
         rates = self.learning_rates
         stop = len(rates) - int(np.argmax(rates[::-1]))
         dropped = len(rates) - stop
+        self._check_ramp(rates, stop)
         note = f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged"
         return replace(
             self,
@@ -80,6 +93,29 @@ class RunLog:
             grad_norms=None if self.grad_norms is None else self.grad_norms[:stop],
             notes=(*self.notes, note) if dropped else self.notes,
         )
+
+    def _check_ramp(self, rates: FloatArray, stop: int) -> None:
+        peak, first = float(rates.max()), int(self.steps[0])
+        where, last = f"'{self.source}' is no ramp", int(self.steps[stop - 1])
+        if len(rates) == 1:
+            return  # too few to tell
+        if peak == 0:
+            raise LossLogError(f"{where}: the learning rate is 0 throughout")
+        if rates[0] == peak:
+            what = "does not change" if np.all(rates == peak) else "falls"
+            raise LossLogError(f"{where}: the learning rate is highest, {peak:.4g}, at its first step, {first}, and {what}")
+        if stop < len(rates) - stop:
+            raise LossLogError(
+                f"{where}: the learning rate is highest, {peak:.4g}, at step {last}, and the {len(rates) - stop} of "
+                f"{len(rates)} points after it are at lower ones; to judge its rise alone, cut the log there"
+            )
+        fallen = np.maximum.accumulate(rates[:stop]) - rates[:stop] > _WOBBLE * peak
+        if fallen.any():
+            at = int(np.argmax(fallen))
+            raise LossLogError(
+                f"{where}: the learning rate falls from {rates[at - 1]:.4g} to {rates[at]:.4g} at step {self.steps[at]} and "
+                "rises again; cut the log into its ramps"
+            )
 
 
 def read_loss_log(path: Path, *, need_rates: bool = True) -> RunLog:
@@ -105,8 +141,9 @@ def read_loss_log(path: Path, *, need_rates: bool = True) -> RunLog:
     points = _points(path, rows, columns, notes)
     if "step" not in columns:
         points = _number(points, notes)
-    points = _merge(_drop_overlap(points, notes), notes)
-    return _run_log(path, points, columns, notes)
+    points = _merge(_drop_overlap(path, points, notes), notes)
+    known = _known_of_run(path, notes)
+    return replace(_run_log(path, points, columns, notes), **known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +179,25 @@ def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:
     start = text.lstrip()[:1]
     if start == "{" or start == "[":
         return _json_rows(path, text, notes)
-    return _csv_rows(text)
+    return _csv_rows(path, text)
 
 
-def _csv_rows(text: str) -> list[Mapping[str, Any]]:
+def _csv_rows(path: Path, text: str) -> list[Mapping[str, Any]]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return []
     delimiter = max(",;\t", key=lines[0].count)
-    return list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+    try:
+        return list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise LossLogError(f"'{path}' is not CSV: {error}") from error
 
 
 def _json_rows(path: Path, text: str, notes: list[str]) -> list[Mapping[str, Any]]:
     """One JSON value (a list of rows, or an object with ``log_history``), or one object a line; a torn last line is skipped."""
     try:
         whole = json.loads(text)
-    except json.JSONDecodeError:
+    except _NOT_JSON:
         return _json_lines(path, text, notes)
     if isinstance(whole, dict) and "log_history" in whole:
         notes.append("a Trainer log shows no losses that are not finite unless it ran with logging_nan_inf_filter=False")
@@ -174,7 +214,7 @@ def _json_lines(path: Path, text: str, notes: list[str]) -> list[Mapping[str, An
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except _NOT_JSON as error:
             if number == len(lines) and rows:
                 notes.append("the last line is cut short and was skipped")
                 break
@@ -243,6 +283,8 @@ def _point(path: Path, row: int, value: Mapping[str, float | None]) -> _Point:
     step, rate = value.get("step", 0.0), value.get("lr", math.nan)
     if step is None or not math.isfinite(step) or step != int(step):
         raise LossLogError(f"'{path}', row {row}: step {step} is not a whole number")
+    if not 0 <= step < _STEPS:
+        raise LossLogError(f"'{path}', row {row}: step {step:g} is not at least 0 and below 2^63")
     if rate is not None and "lr" in value and not (math.isfinite(rate) and rate >= 0):
         raise LossLogError(f"'{path}', row {row}: learning rate {rate} is not a finite number >= 0")
     loss = value["loss"]
@@ -255,7 +297,11 @@ def _number_in(path: Path, row: int, column: str, value: object) -> float | None
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)  # type: ignore[arg-type]  # whatever is no number raises
+    except OverflowError:
+        raise LossLogError(f"'{path}', row {row}, column '{column}': a number of too many digits") from None
     except (TypeError, ValueError):
         raise LossLogError(f"'{path}', row {row}, column '{column}': {value!r} is not a number") from None
 
@@ -273,19 +319,48 @@ def _number(points: list[_Point], notes: list[str]) -> list[_Point]:
     return [replace(point, step=number) for number, group in enumerate(groups, start=1) for point in group]
 
 
-def _drop_overlap(points: list[_Point], notes: list[str]) -> list[_Point]:
-    """Where steps go back (a run resumed from a checkpoint), what was logged before from there on is dropped."""
+def _drop_overlap(path: Path, points: list[_Point], notes: list[str]) -> list[_Point]:
+    """Where steps go back (a run resumed from a checkpoint), what was logged before from there on is dropped.
+
+    A single step out of its place, after which the steps go on as before it, is dropped itself.
+
+    Raises:
+        LossLogError: if the steps start anew rather than go on: most rows would be dropped, or the rates of a step differ.
+    """
     kept: list[_Point] = []
-    dropped = 0
-    for point in points:
-        if kept and kept[-1].step > point.step:
+    dropped = stray = 0
+    groups = [list(group) for _, group in itertools.groupby(points, key=lambda point: point.step)]
+    for group, following in itertools.zip_longest(groups, groups[1:]):
+        step = group[0].step
+        if kept and kept[-1].step > step:
+            if following is not None and following[0].step > kept[-1].step:
+                stray += len(group)
+                continue
+            _check_resumed(path, kept, group[0])
             before = len(kept)
-            kept = [earlier for earlier in kept if earlier.step < point.step]
+            kept = [earlier for earlier in kept if earlier.step < step]
             dropped += before - len(kept)
-        kept.append(point)
+        kept += group
+    if 2 * dropped > len(points):
+        raise LossLogError(
+            f"'{path}': steps go back, and {dropped} of {len(points)} rows would be replaced by later ones of the same steps; "
+            "give a log of one run, its steps numbered through"
+        )
     if dropped:
         notes.append(f"steps go back: {dropped} rows were replaced by later ones of the same steps")
+    if stray:
+        notes.append(f"{stray} rows out of the order of steps were skipped")
     return kept
+
+
+def _check_resumed(path: Path, kept: list[_Point], again: _Point) -> None:
+    """A resumed run comes back to a step at the rate it had there."""
+    before = next((point.rate for point in kept if point.step == again.step), math.nan)
+    if abs(before - again.rate) > _WOBBLE * max(before, again.rate):
+        raise LossLogError(
+            f"'{path}': steps go back to {again.step}, where the learning rate was {before:.4g} and is {again.rate:.4g} now: "
+            "that is no resumed run; give a log of one run, its steps numbered through"
+        )
 
 
 def _merge(points: list[_Point], notes: list[str]) -> list[_Point]:
@@ -317,3 +392,35 @@ def _run_log(path: Path, points: list[_Point], columns: Mapping[str, str], notes
         grad_norms=tuple(point.grad_norm for point in points) if "grad_norm" in columns else None,
         notes=tuple(notes),
     )
+
+
+def _known_of_run(log: Path, notes: list[str]) -> dict[str, Any]:
+    """Ramp and text of a run of this toolkit, from the files beside its log."""
+    if log.name != "log.jsonl":
+        return {}
+    config = _object_in(log.with_name("training.json"), notes).get("config")
+    if not isinstance(config, dict):
+        return {}
+    known: dict[str, Any] = {}
+    steps = config.get("steps")
+    if config.get("schedule") == "ramp" and isinstance(steps, int) and steps > 0:
+        known["ramp_steps"] = steps
+    corpus = _object_in(log.with_name("result.json"), notes).get("corpus")
+    if isinstance(corpus, dict):
+        entropy, n_tokens = corpus.get("unigram_entropy"), corpus.get("vocab_size")
+        if isinstance(entropy, float) and math.isfinite(entropy):
+            known["unigram_entropy"] = entropy
+        if isinstance(n_tokens, int) and n_tokens > 1:
+            known["initial_loss"] = math.log(n_tokens)
+    return known
+
+
+def _object_in(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, *_NOT_JSON) as error:
+        notes.append(f"{path.name} beside the log cannot be read and is not used: {error}")
+        return {}
+    return values if isinstance(values, dict) else {}

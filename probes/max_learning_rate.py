@@ -8,11 +8,13 @@ Source: Chen & Wei 2026, arXiv:2601.19895, section 5.1.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,11 +25,11 @@ from torch import Tensor, nn
 from probes.config import ModelConfig
 from probes.corpus import Corpus, build_corpus
 from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge
-from probes.errors import KeelError
+from probes.errors import CheckpointError, KeelError
 from probes.judgement import Judgement
 from probes.run_folder import StepRecord
 from probes.seed_summary import SeedSummary, combine_seeds
-from probes.training import TrainingResult, train
+from probes.training import Outcome, TrainingResult, train
 from probes.training_config import TrainingConfig, TrainingConfigError
 from probes.training_state import Scheduler, borrowed
 
@@ -182,6 +184,7 @@ def stress_test(
 
     Raises:
         TrainingConfigError: if the schedule is no ramp or there is no seed.
+        CheckpointError: if a run in the folder was stopped early, and this test would go on beyond.
     """
     if config.schedule != "ramp":
         raise TrainingConfigError(f"schedule must be 'ramp' for a stress test, got {config.schedule!r}")
@@ -195,6 +198,7 @@ def stress_test(
         note = _note(judge, early_stop, None if on_step is None else _seeded(on_step, seed))
         place = None if folder is None else Path(folder) / f"seed_{seed}"
         training = train(config.with_seed(seed), corpus=corpus, folder=place, on_step=note, save_seconds=save_seconds)
+        _check_whole(training, stopped=early_stop and judge.certain)
         runs.append(StressRun(judgement=judge.judgement(), training=training))
     return StressTest(config=config, runs=tuple(runs))
 
@@ -215,6 +219,20 @@ def landmarks_for(corpus: Corpus, reference: Sequence[StepRecord] | None = None)
         reference_steps=None if reference is None else np.array([r.step for r in reference], float),
         reference_losses=None if reference is None else np.array([r.loss for r in reference], float),
     )
+
+
+def _check_whole(training: TrainingResult, *, stopped: bool) -> None:
+    """Refuse what an earlier test cut short, where this one would not have: by its options, thresholds or landmarks.
+
+    Raises:
+        CheckpointError: if the run is shorter than this test asks for.
+    """
+    done = len(training.records)
+    if training.outcome is Outcome.STOPPED and not stopped and done < training.config.steps:
+        raise CheckpointError(
+            f"the run in {training.folder} was stopped early there, at step {done} of {training.config.steps}, and this test "
+            "would go on; name another folder"
+        )
 
 
 def _seeded(on_step: Callable[[int, StepRecord], object], seed: int) -> Callable[[StepRecord], object]:
@@ -275,6 +293,7 @@ def stress_test_model(
     Args:
         model: trained in training mode.
         optimizer: with or without history.
+            One whose ``step`` needs a closure is refused.
         batches: micro-batches; the run ends with them where they are too few, which is incomplete and no divergence.
         loss: mean loss of a micro-batch, a scalar with its graph.
         steps: optimizer steps of the ramp.
@@ -291,12 +310,12 @@ def stress_test_model(
         The judgement and every step.
 
     Raises:
-        TrainingConfigError: if steps, peak_lr or accumulation is not positive.
+        TrainingConfigError: if steps, peak_lr, accumulation or clip is outside its domain, the optimizer's step needs a
+            closure, or the loss is no scalar with a graph.
         KeelError: if the batches do not fill one optimizer step.
     """
-    for name, value in (("steps", steps), ("peak_lr", peak_lr), ("accumulation", accumulation)):
-        if not (math.isfinite(value) and value > 0):
-            raise TrainingConfigError(f"{name} must be above 0, got {value}")
+    _check_ramp(steps=steps, accumulation=accumulation, peak_lr=peak_lr, clip=clip)
+    _check_optimizer(optimizer)
     judge = StreamingJudge(ramp_steps=steps, landmarks=landmarks, thresholds=thresholds)
     note = _note(judge, early_stop, None)
     records: list[StepRecord] = []
@@ -316,6 +335,41 @@ def stress_test_model(
     if not records:
         raise KeelError(f"{len(window)} micro-batch(es) do not fill one optimizer step of {accumulation}")
     return ModelStressTest(judgement=judge.judgement(), records=tuple(records), n_left_over=len(window))
+
+
+def _check_ramp(*, steps: object, accumulation: object, peak_lr: object, clip: object) -> None:
+    for name, value in (("steps", steps), ("accumulation", accumulation)):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise TrainingConfigError(f"{name} must be an integer above 0, got {value!r}")
+    for name, value in (("peak_lr", peak_lr), ("clip", clip)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise TrainingConfigError(f"{name} must be a finite number, got {value!r}")
+    if not peak_lr > 0:  # type: ignore[operator]  # a number, as just checked
+        raise TrainingConfigError(f"peak_lr must be above 0, got {peak_lr}")
+    if clip < 0:  # type: ignore[operator]  # a number, as just checked
+        raise TrainingConfigError(f"clip must be at least 0 (0 never clips), got {clip}")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TrainingConfigError(
+            f"{type(optimizer).__name__} needs a closure for each step, which evaluates the loss several times; an optimizer "
+            "that steps by step() alone, such as AdamW, can be put under a ramp"
+        )
+
+
+def _checked(value: object) -> Tensor:
+    """A loss that can be differentiated."""
+    if not isinstance(value, Tensor):
+        raise TrainingConfigError(f"loss must return a scalar tensor, got {type(value).__name__}")
+    if value.numel() != 1 or not value.dtype.is_floating_point:
+        raise TrainingConfigError(
+            f"loss must return a scalar, the mean over the micro-batch, got shape {tuple(value.shape)} of {value.dtype}"
+        )
+    if not value.requires_grad:
+        raise TrainingConfigError("loss must return a scalar with its graph, got one that needs no gradient")
+    return value.reshape(())
 
 
 class _Ramp:
@@ -340,7 +394,7 @@ class _Ramp:
                 group["lr"] = lr * share
         losses = []
         for batch in window:
-            value = loss(self.model, batch)
+            value = _checked(loss(self.model, batch))
             (value / len(window)).backward()  # type: ignore[no-untyped-call]
             losses.append(value.detach())
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])

@@ -44,6 +44,7 @@ class Plan:
     threads: int | None
     to_end: bool
     output: Path | None
+    reference: Path | None = None
 
     def run(self, known: Landmarks, thresholds: JudgeThresholds | None = None) -> list[StressTest]:
         """Train every ramp of the plan, with a progress bar on stderr.
@@ -99,10 +100,13 @@ class Plan:
 
     def _run(self, config: TrainingConfig, corpus: Corpus, known: Landmarks, thresholds: JudgeThresholds | None) -> StressTest:
         from probes.cli import _training
+        from probes.cli.max_lr import check_reference
         from probes.max_learning_rate import landmarks_for, stress_test
 
         own = landmarks_for(corpus)
         entropy = own.unigram_entropy if known.unigram_entropy is None else known.unigram_entropy
+        known = replace(known, unigram_entropy=entropy, initial_loss=own.initial_loss)
+        check_reference(self.reference, known, config.steps, thresholds)
         depth = config.model.n_sublayers
         with (
             _training.interruptible(self.output),
@@ -113,7 +117,7 @@ class Plan:
                 n_seeds=self.n_seeds,
                 corpus=corpus,
                 folder=None if self.output is None else self.output / f"{self.scheme}_{depth}",
-                landmarks=replace(known, unigram_entropy=entropy, initial_loss=own.initial_loss),
+                landmarks=known,
                 thresholds=thresholds,
                 early_stop=not self.to_end,
                 on_step=lambda seed, record: show(record),

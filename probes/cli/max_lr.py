@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from probes.judgement import Judgement
     from probes.loss_logs import RunLog
 
-__all__ = ["judge_log", "judgement_page", "register"]
+__all__ = ["check_reference", "judge_log", "judgement_page", "register"]
+
+_OF_JUDGING = frozenset({"reference", "unigram_entropy", "to_end", "threshold", "output", "as_json"})
+_OF_LOGS = frozenset({"from_log", "ramp_steps"})
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def max_lr(
+    ctx: typer.Context,
     scheme: Annotated[str | None, typer.Option(help="Residual scheme; keel schemes lists them.", show_default=False)] = None,
     from_log: Annotated[
         Path | None,
@@ -69,13 +73,19 @@ def max_lr(
     unigram_entropy: Annotated[
         float | None,
         typer.Option(
-            help="Of the text, nats; a plateau there is stagnation. [default: of the text trained on]",
+            help="Of the text, nats; a plateau there is stagnation. [default: of the text trained on, also by --from-log where "
+            "the log is in a run's folder]",
             show_default=False,
         ),
     ] = None,
     ramp_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="With --from-log: steps of the ramp, where the log ends before it.", show_default=False),
+        typer.Option(
+            min=1,
+            help="With --from-log: steps of the ramp, where the log ends before it. [default: of the run whose folder the log "
+            "is in, or the last step]",
+            show_default=False,
+        ),
     ] = None,
     to_end: Annotated[bool, typer.Option(help="Go on to the end of the ramp, even once the divergence is certain.")] = False,
     threshold: Annotated[
@@ -105,18 +115,24 @@ def max_lr(
     from dataclasses import asdict
 
     from probes.cli import _tables
+    from probes.cli._given import refuse_given
     from probes.cli._io import emit
 
     if (from_log is None) == (scheme is None):
         raise typer.BadParameter(
             "name a finished run (--from-log loss.csv) or a scheme to train (--scheme post_ln), one of them"
         )
-    if from_log is None and ramp_steps is not None:
-        raise typer.BadParameter("--ramp-steps belongs to --from-log; a ramp that is trained has --steps")
+    if from_log is None:
+        refuse_given(ctx, _OF_LOGS, "beside --scheme: it belongs to --from-log; a ramp that is trained has --steps")
+    else:
+        of_training = {str(parameter.name) for parameter in ctx.command.params} - _OF_JUDGING - _OF_LOGS
+        refuse_given(ctx, of_training, "beside --from-log: a finished run is judged as it is; they belong to --scheme")
     thresholds = _thresholds(threshold or [])
     known = _landmarks(reference, unigram_entropy)
     if from_log is not None:
-        judgement, log = judge_log(from_log, known=known, ramp_steps=ramp_steps, to_end=to_end, thresholds=thresholds)
+        judgement, log = judge_log(
+            from_log, known=known, ramp_steps=ramp_steps, to_end=to_end, thresholds=thresholds, reference=reference
+        )
         whole = {
             "source": log.source,
             **judgement.to_dict(),
@@ -149,6 +165,7 @@ def max_lr(
         threads=threads,
         to_end=to_end,
         output=output,
+        reference=reference,
     )
     tests = plan.run(known, thresholds)
     pages = (page(test, wide=sys.stdout.isatty()) for test in tests)
@@ -165,35 +182,88 @@ def judge_log(
     ramp_steps: int | None = None,
     to_end: bool = False,
     thresholds: JudgeThresholds | None = None,
+    reference: Path | None = None,
 ) -> tuple[Judgement, RunLog]:
     """Judge a finished log.
+
+    Of a run of this toolkit the length of the ramp and what is known of its text are taken from its folder, where they are not
+    given; a note says so.
 
     Args:
         path: the log.
         known: what is known about a healthy run.
-        ramp_steps: steps of the whole ramp; the log's last step on it where None.
+        ramp_steps: steps of the whole ramp; of the run's configuration, or the log's last step on the ramp, where None.
         to_end: go on after the verdict is certain.
         thresholds: of the judge.
+        reference: where the landmarks' reference comes from, for messages.
 
     Returns:
         The judgement, and the part of the log that was judged.
+
+    Raises:
+        KeelError: if the log goes on beyond the ramp, or the reference diverges itself.
     """
-    from probes.divergence import judge_run
+    from probes.divergence import Landmarks, judge_run
+    from probes.errors import KeelError
     from probes.loss_logs import read_loss_log
 
-    log = read_loss_log(path).ramp()
+    log, ramp_steps, known = _with_own(read_loss_log(path).ramp(), ramp_steps, known or Landmarks())
     assert log.learning_rates is not None  # a log without is refused by the reader
+    last = int(log.steps[-1])
+    length = max(1, last) if ramp_steps is None else ramp_steps
+    if last > length:
+        raise KeelError(f"'{log.source}' goes on to step {last}, beyond a ramp of {length} steps (--ramp-steps)")
+    check_reference(reference, known, length, thresholds)
     judgement = judge_run(
         log.steps.tolist(),
         log.learning_rates.tolist(),
         log.losses.tolist(),
         log.grad_norms,
-        ramp_steps=ramp_steps,
+        ramp_steps=length,
         landmarks=known,
         thresholds=thresholds,
         to_end=to_end,
     )
     return judgement, log
+
+
+def _with_own(log: RunLog, ramp_steps: int | None, known: Landmarks) -> tuple[RunLog, int | None, Landmarks]:
+    """What was given, and where it was not, what the run's own folder says; with a note of what that is."""
+    from dataclasses import replace
+
+    taken = []
+    if ramp_steps is None and log.ramp_steps is not None:
+        ramp_steps = log.ramp_steps
+        taken.append(f"a ramp of {ramp_steps} steps")
+    if known.unigram_entropy is None and log.unigram_entropy is not None:
+        known = replace(known, unigram_entropy=log.unigram_entropy)
+        taken.append(f"the unigram entropy {log.unigram_entropy:.4f}")
+    if known.initial_loss is None and log.initial_loss is not None:
+        known = replace(known, initial_loss=log.initial_loss)
+        taken.append(f"the loss {log.initial_loss:.4f} of an untrained model")
+    if taken:
+        log = replace(log, notes=(*log.notes, f"taken from the run's folder: {', '.join(taken)}"))
+    return log, ramp_steps, known
+
+
+def check_reference(reference: Path | None, known: Landmarks, ramp_steps: int, thresholds: JudgeThresholds | None) -> None:
+    """Refuse a reference that the judge calls diverged.
+
+    Args:
+        reference: where it comes from.
+        known: with it.
+        ramp_steps: of the run to be judged beside it.
+        thresholds: of the judge.
+
+    Raises:
+        KeelError: naming the kind of its divergence.
+    """
+    from probes.divergence import reference_fault
+    from probes.errors import KeelError
+
+    fault = reference_fault(known, ramp_steps=ramp_steps, thresholds=thresholds)
+    if fault is not None:
+        raise KeelError(f"reference '{reference}' diverges itself ({fault}); judge beside a run that holds, or without one")
 
 
 def _thresholds(given: list[str]) -> JudgeThresholds:

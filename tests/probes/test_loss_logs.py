@@ -168,6 +168,117 @@ def test_ramp_ends_at_the_last_highest_rate(tmp_path):
     assert log.notes == ("2 points after the last one at the highest learning rate (0.3) are not judged",)
 
 
+def log_of(tmp_path, steps, rates):
+    table = [{"step": k, "loss": 5.0 - 0.001 * i, "lr": rate} for i, (k, rate) in enumerate(zip(steps, rates, strict=True))]
+    return write_csv(tmp_path / "log.csv", table)
+
+
+UP = [0.001 * k for k in range(1, 21)]
+NO_RAMPS = {
+    "falling": (UP[::-1], r"the learning rate is highest, 0\.02, at its first step, 1, and falls"),
+    "constant": ([0.1] * 20, r"highest, 0\.1, at its first step, 1, and does not change"),
+    "zero": ([0.0] * 20, "the learning rate is 0 throughout"),
+    "a short rise and a long decay": (
+        [*UP[:5], *np.linspace(0.004, 1e-5, 15)],
+        r"highest, 0\.005, at step 5, and the 15 of 20 points after it",
+    ),
+    "two ramps": (UP[:10] + UP[:10], r"falls from 0\.01 to 0\.001 at step 11 and rises again"),
+    "a dip": ([*UP[:10], 0.002, *UP[11:]], r"falls from 0\.01 to 0\.002 at step 11 and rises again"),
+}
+
+
+@pytest.mark.parametrize(("rates", "message"), NO_RAMPS.values(), ids=list(NO_RAMPS))
+def test_what_is_no_ramp_is_refused(tmp_path, rates, message):
+    log = read_loss_log(log_of(tmp_path, range(1, len(rates) + 1), rates))
+    with pytest.raises(LossLogError, match=f"is no ramp: .*{message}"):
+        log.ramp()
+
+
+RAMPS = {
+    "rising": UP,
+    "warm-up and a constant rate": UP[:5] + [0.005] * 15,
+    "rounded": [round(rate, 3) for rate in np.linspace(1e-4, 0.02, 20)],
+    "a rise and a shorter decay": UP[:15] + UP[13:8:-1],
+    "a wobble": [rate * (1 + 0.002 * (-1) ** k) for k, rate in enumerate(UP)],
+    "one point": [0.1],
+}
+
+
+@pytest.mark.parametrize("rates", RAMPS.values(), ids=list(RAMPS))
+def test_what_is_a_ramp_is_kept(tmp_path, rates):
+    log = read_loss_log(log_of(tmp_path, range(1, len(rates) + 1), rates)).ramp()
+    assert log.learning_rates[-1] == max(rates)
+    assert len(log.steps) > len(rates) / 2
+
+
+RESTARTS = {
+    "steps of five epochs": (
+        [*range(1, 21)] * 5,
+        np.linspace(1e-4, 0.02, 100),
+        r"go back to 1, where the learning rate was 0\.0001",
+    ),
+    "the same ramp three times": ([*range(1, 21)] * 3, UP * 3, "40 of 60 rows would be replaced"),
+    "an old row at the end": ([*range(1, 21), 2], [*UP, UP[1]], "19 of 21 rows would be replaced"),
+}
+
+
+@pytest.mark.parametrize(("steps", "rates", "message"), RESTARTS.values(), ids=list(RESTARTS))
+def test_steps_that_start_anew_are_refused(tmp_path, steps, rates, message):
+    with pytest.raises(LossLogError, match=message):
+        read_loss_log(log_of(tmp_path, steps, rates))
+
+
+@pytest.mark.parametrize("per_step", [1, 4])
+@pytest.mark.parametrize("at", [5, 12, 18])
+def test_a_step_out_of_its_place_is_skipped_and_the_others_stay(tmp_path, at, per_step):
+    steps = [*range(1, at + 1), 2, *range(at + 1, 21)]
+    steps = [step for step in steps for _ in range(per_step)]
+    log = read_loss_log(log_of(tmp_path, steps, [0.001 * step for step in steps]))
+    assert log.steps.tolist() == list(range(1, 21))
+    assert f"{per_step} rows out of the order of steps were skipped" in log.notes
+
+
+def write_run(folder, *, steps=600, schedule="ramp", corpus=None, config=None):
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows())))
+    plain = {"schedule": schedule, "steps": steps} if config is None else config
+    (folder / "training.json").write_text(json.dumps({"config": plain}))
+    if corpus is not None:
+        (folder / "result.json").write_text(json.dumps({"corpus": corpus}))
+    return folder
+
+
+def known(log):
+    return log.ramp_steps, log.unigram_entropy, log.initial_loss
+
+
+@pytest.mark.parametrize("name", ["", "log.jsonl"], ids=["folder", "its log"])
+def test_a_run_of_this_toolkit_tells_its_ramp_and_its_text(tmp_path, name):
+    folder = write_run(tmp_path, corpus={"unigram_entropy": 3.2, "vocab_size": 256})
+    assert known(read_loss_log(folder / name)) == (600, 3.2, math.log(256))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (600, None, None)),
+        ({"schedule": "cosine", "corpus": {"unigram_entropy": 3.2}}, (None, 3.2, None)),
+        ({"steps": "many", "corpus": {"unigram_entropy": "x", "vocab_size": 0}}, (None, None, None)),
+        ({"config": 3, "corpus": {"unigram_entropy": 3.2}}, (None, None, None)),
+    ],
+    ids=["unfinished", "no ramp", "wrong kinds", "a stranger's file"],
+)
+def test_of_other_files_beside_a_log_no_more_is_taken_than_is_there(tmp_path, options, expected):
+    assert known(read_loss_log(write_run(tmp_path, **options))) == expected
+
+
+def test_a_damaged_file_beside_a_log_is_named_and_not_used(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "training.json").write_text("{")
+    log = read_loss_log(tmp_path)
+    assert known(log) == (None, None, None)
+    assert any(note.startswith("training.json beside the log cannot be read and is not used") for note in log.notes)
+
+
 def test_cut_last_line_is_skipped_and_said(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, rows())) + '\n{"step": 11, "lo')
@@ -199,6 +310,17 @@ def test_reference_needs_no_learning_rates(tmp_path):
         ("step,loss,lr\nnan,5,0.1\n", "row 1: step nan is not a whole number"),
         ("step,loss,lr\n1,5,-0.1\n", "row 1: learning rate -0.1 is not a finite number"),
         ("step,loss,lr\n1,5,nan\n", "row 1: learning rate nan is not a finite number"),
+        ("step,loss,lr\n-1,5,0.1\n", "row 1: step -1 is not at least 0 and below 2"),
+        ("step,loss,lr\n1,5,0.1\n1e300,5,0.1\n", r"row 2: step 1e\+300 is not at least 0 and below 2"),
+        ("step,loss,lr\n9223372036854775808,5,0.1\n", "row 1: step .* is not at least 0 and below 2"),
+        (f'{{"step": 1, "loss": 1{"0" * 400}, "lr": 0.1}}', "row 1, column 'loss': a number of too many digits"),
+        (f'{{"step": 1{"0" * 400}, "loss": 1, "lr": 0.1}}', "row 1, column 'step': a number of too many digits"),
+        (f'{{"step": 1, "loss": 1, "lr": 1{"0" * 400}}}', "row 1, column 'lr': a number of too many digits"),
+        (f'{{"step": 1, "loss": 1{"0" * 5000}, "lr": 0.1}}\n', "line 1, is not JSON: Exceeds the limit"),
+        ("[" * 100_000, "line 1, is not JSON"),
+        ('{"step": 1, "loss": true, "lr": 0.1}', "row 1, column 'loss': True is not a number"),
+        ('{"step": 1, "loss": [1], "lr": 0.1}', r"row 1, column 'loss': \[1\] is not a number"),
+        (f"step,loss,lr\n1,{'5' * 200_000},0.1\n", "is not CSV: field larger than field limit"),
         ("step,loss,lr\n1,,0.1\n", "no row of .* has all of loss, lr, step"),
         ("[1, 2]", "not a list of rows"),
         ('{"loss": 1, "lr": 0.1}\n[1]\n', "line 2, is not a JSON object"),

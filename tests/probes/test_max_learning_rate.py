@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
-from probes.errors import KeelError
+from probes.divergence import JudgeThresholds, Landmarks
+from probes.errors import CheckpointError, KeelError
 from probes.judgement import Outcome, Status
 from probes.max_learning_rate import StressTest, cpu_preset, gpu_preset, landmarks_for, stress_test, stress_test_model
 from probes.training_config import TrainingConfigError
@@ -255,8 +257,72 @@ def test_a_loss_that_breaks_ends_the_ramp_at_the_step_before() -> None:
     assert len(test.records) == 7
 
 
-@pytest.mark.parametrize("name", ["steps", "peak_lr", "accumulation"])
-def test_values_that_are_not_positive_are_refused_by_name(name) -> None:
-    options = {"steps": 10, name: 0}
-    with pytest.raises(TrainingConfigError, match=f"{name} must be above 0, got 0"):
-        stress_test_model(*_own(), _batches(2), _loss, **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be an integer above 0, got 0"),
+        ({"steps": 10.5}, "steps must be an integer above 0, got 10.5"),
+        ({"steps": True}, "steps must be an integer above 0, got True"),
+        ({"accumulation": 0}, "accumulation must be an integer above 0, got 0"),
+        ({"accumulation": 1.5}, "accumulation must be an integer above 0, got 1.5"),
+        ({"peak_lr": 0.0}, "peak_lr must be above 0, got 0.0"),
+        ({"peak_lr": math.inf}, "peak_lr must be a finite number, got inf"),
+        ({"peak_lr": "big"}, "peak_lr must be a finite number, got 'big'"),
+        ({"clip": -1.0}, "clip must be at least 0"),
+        ({"clip": math.nan}, "clip must be a finite number, got nan"),
+    ],
+    ids=str,
+)
+def test_values_outside_their_domain_are_refused_by_name(options, message) -> None:
+    with pytest.raises(TrainingConfigError, match=re.escape(message)):
+        stress_test_model(*_own(), _batches(2), _loss, **{"steps": 10, **options})
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    model = _Net()
+    with pytest.raises(TrainingConfigError, match="LBFGS needs a closure for each step"):
+        stress_test_model(model, torch.optim.LBFGS(model.parameters()), _batches(2), _loss, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.expand(8), r"must return a scalar, the mean over the micro-batch, got shape \(8,\)"),
+        (lambda value: value.detach(), "with its graph, got one that needs no gradient"),
+        (lambda value: value.item(), "must return a scalar tensor, got float"),
+    ],
+    ids=["one per sample", "no graph", "a number"],
+)
+def test_a_loss_that_is_no_scalar_with_a_graph_is_refused(change, message) -> None:
+    model, optimizer = _own()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(TrainingConfigError, match=message):
+        stress_test_model(model, optimizer, _batches(2), lambda net, batch: change(_loss(net, batch)), steps=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_loss_of_one_element_is_a_scalar() -> None:
+    test = stress_test_model(*_own(), _batches(2), lambda net, batch: _loss(net, batch).reshape(1), steps=2)
+    assert len(test.records) == 2
+
+
+@pytest.mark.parametrize("n_batches", [39, 38, 36])
+def test_a_ramp_whose_last_step_has_not_run_is_incomplete(n_batches) -> None:
+    test = stress_test_model(*_own(), _batches(n_batches), _loss, steps=10, accumulation=4)
+    assert len(test.records) == 9
+    assert test.judgement.outcome is Outcome.INCOMPLETE
+    assert "end at step 9 of 10" in test.judgement.verdict()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"early_stop": False}, {"thresholds": JudgeThresholds(rise=1e9)}],
+    ids=["to the end", "other thresholds"],
+)
+def test_a_run_that_was_stopped_early_is_not_taken_for_a_whole_one(tmp_path, options) -> None:
+    config = small_run(scheme="pre_ln", steps=100, peak_lr=50.0)
+    known = Landmarks()
+    early = stress_test(config, corpus=small_corpus(), folder=tmp_path, landmarks=known)
+    done = len(early.runs[0].training.records)
+    with pytest.raises(CheckpointError, match=rf"seed_0 was stopped early there, at step {done} of 100, .* another folder"):
+        stress_test(config, corpus=small_corpus(), folder=tmp_path, landmarks=known, **options)

@@ -146,6 +146,69 @@ def test_entropy_must_be_a_number(run, tmp_path):
         run("--from-log", write_log(tmp_path / "loss.csv", SPIKE), "--unigram-entropy", "nan")
 
 
+def test_a_reference_that_diverges_is_refused_by_name(run, tmp_path):
+    log, reference = write_log(tmp_path / "loss.csv", HEALTHY), write_log(tmp_path / "reference.csv", SPIKE)
+    with pytest.raises(
+        KeelError, match=r"reference '.*reference\.csv' diverges itself \(irrecoverable spike from step 201 of 500\)"
+    ):
+        run("--from-log", log, "--reference", reference)
+
+
+def test_a_short_reference_leaves_the_unigram_entropy_in_force(run, tmp_path):
+    log, reference = write_log(tmp_path / "loss.csv", PLATEAU), write_log(tmp_path / "reference.csv", HEALTHY[:20])
+    result = run("--from-log", log, "--reference", reference, "--unigram-entropy", 7)
+    assert result.stdout.startswith("stagnation from step 30 of 500; Max LR 0.0029")
+    assert "degradation: cannot judge where the reference has no points" in result.stdout
+
+
+def test_a_ramp_shorter_than_its_log_is_refused_naming_both(run, tmp_path):
+    with pytest.raises(KeelError, match=r"goes on to step 500, beyond a ramp of 100 steps \(--ramp-steps\)"):
+        run("--from-log", write_log(tmp_path / "loss.csv", SPIKE), "--ramp-steps", 100)
+
+
+OF_TRAINING = {
+    "--preset": "gpu",
+    "--blocks": "4",
+    "--width": "64",
+    "--seeds": "3",
+    "--first-seed": "1",
+    "--peak": "0.05",
+    "--steps": "600",
+    "--batch-size": "4",
+    "--accumulation": "2",
+    "--seq-len": "64",
+    "--text": "stdlib",
+    "--tokenizer": "bytes",
+    "--set": "alpha=2",
+    "--dtype": "float32",
+    "--device": "cpu",
+    "--threads": "1",
+}
+
+
+@pytest.mark.parametrize("option", OF_TRAINING)
+def test_options_of_training_are_no_options_of_a_log(app, tmp_path, option):
+    """Also where their value is the default one."""
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    result = CliRunner().invoke(app, ["max-lr", "--from-log", str(log), option, OF_TRAINING[option]])
+    assert result.exit_code == 2
+    assert f"{option} cannot be given beside --from-log" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_every_option_is_of_training_of_logs_or_of_judging(app):
+    """A new option is sorted into one of them, or refused nowhere."""
+    (command,) = (typer.main.get_command(app).commands[name] for name in ["max-lr"])
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    judging = {"--reference", "--unigram-entropy", "--to-end", "--threshold", "--output", "--json"}
+    assert options - {"--help"} == OF_TRAINING.keys() | judging | {"--scheme", "--from-log", "--ramp-steps"}
+
+
+def test_all_foreign_options_are_named_at_once(app, tmp_path):
+    log = write_log(tmp_path / "loss.csv", SPIKE)
+    result = CliRunner().invoke(app, ["max-lr", "--from-log", str(log), "--seeds", "3", "--peak", "0.2", "--device", "cuda"])
+    assert "--seeds, --peak, --device cannot be given" in " ".join(result.stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

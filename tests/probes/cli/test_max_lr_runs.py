@@ -79,16 +79,65 @@ def test_bad_input_is_one_message_and_exit_2(options, message, text, monkeypatch
     assert "Traceback" not in err
 
 
-def test_the_log_of_a_run_is_judged_as_the_run_was(text, tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(
+    "place", [lambda runs: runs / "post_ln_4" / "seed_0", lambda runs: runs / "post_ln_4" / "seed_0" / "log.jsonl"]
+)
+def test_the_log_of_a_run_is_judged_as_the_run_was(place, text, tmp_path, monkeypatch, capsys) -> None:
     arguments = ("max-lr", "--scheme", "post_ln", *QUICK, "--text", text, "--peak", "200", "--steps", "100", "--json")
     code, out, err = run(monkeypatch, capsys, *arguments, "-o", tmp_path / "runs")
     assert code == 0, err
     (live,) = json.loads(out)[0]["runs"]
-    entropy = live["training"]["corpus"]["unigram_entropy"]
-    log = tmp_path / "runs" / "post_ln_4" / "seed_0" / "log.jsonl"
-    replay = ("max-lr", "--from-log", log, "--unigram-entropy", entropy, "--ramp-steps", 100, "--json")
-    code, out, err = run(monkeypatch, capsys, *replay)
+    code, out, err = run(monkeypatch, capsys, "max-lr", "--from-log", place(tmp_path / "runs"), "--json")
     assert code == 0, err
     replayed = json.loads(out)
     for name in ("outcome", "onset_step", "max_lr", "lower_bound", "resolution", "last_step"):
         assert replayed[name] == live["judgement"][name]
+    assert replayed["reasons"] == live["judgement"]["reasons"]
+    assert any("taken from the run's folder: a ramp of 100 steps, the unigram entropy" in note for note in replayed["notes"])
+    code, out, err = run(
+        monkeypatch,
+        capsys,
+        "max-lr",
+        "--from-log",
+        place(tmp_path / "runs"),
+        "--ramp-steps",
+        "200",
+        "--unigram-entropy",
+        "1",
+        "--json",
+    )
+    assert code == 0, err
+    assert json.loads(out)["ramp_steps"] == 200
+    assert not any("ramp of" in note or "unigram" in note for note in json.loads(out)["notes"]), "options override"
+
+
+def test_a_run_stopped_early_is_not_gone_on_with_to_the_end(text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = (
+        "max-lr",
+        "--scheme",
+        "post_ln",
+        *QUICK,
+        "--text",
+        text,
+        "--peak",
+        "200",
+        "--steps",
+        "100",
+        "-o",
+        tmp_path / "runs",
+    )
+    assert run(monkeypatch, capsys, *arguments)[0] == 0
+    code, out, err = run(monkeypatch, capsys, *arguments, "--to-end")
+    assert code == 2
+    assert out == ""
+    assert "was stopped early there, at step" in " ".join(err.split())
+
+
+def test_a_reference_that_diverges_is_refused_before_training(text, tmp_path, monkeypatch, capsys) -> None:
+    reference = tmp_path / "reference.csv"
+    reference.write_text("step,loss\n" + "".join(f"{k},{5.5 - 0.1 * k if k < 30 else 9}\n" for k in range(1, 61)))
+    arguments = ("max-lr", "--scheme", "keel", *QUICK, "--text", text, "-o", tmp_path / "runs", "--reference", reference)
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "diverges itself (irrecoverable spike from step 30 of 60)" in " ".join(err.split())
+    assert not (tmp_path / "runs" / "keel_4").exists()
