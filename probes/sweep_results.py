@@ -2,15 +2,16 @@ r"""What a sweep has found, as one tidy frame: a row per trial and criterion; an
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from probes.sweep_folder import SweepFolder
-from probes.trial import SweepError, Trial
+from probes.trial import SweepError, Trial, setting_name, setting_text
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import judge_records
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from probes.judgement import Judgement
     from probes.run_folder import StepRecord
 
-__all__ = ["COLUMNS", "Judged", "judge_again", "origins", "results_frame", "seed_table", "status_rows"]
+__all__ = ["COLUMNS", "Judged", "distinguishing", "judge_again", "origins", "results_frame", "seed_table", "status_rows"]
 
 COLUMNS = (
     "trial",
@@ -48,13 +49,20 @@ COLUMNS = (
     "judged_seconds",
     "peak_memory",
     "reason",
+    "configuration",
 )
-"""``criterion`` is ``overall``, or one criterion on every step that was trained; of plain training there is the former only.
+"""Trials that differ in their seed alone share a ``configuration``. Every other field that tells trials of one shape, ramp and
+batch apart has a further column under its dotted name (``clip``, ``model.scheme_parameters``), as text.
+
+``criterion`` is ``overall``, or one criterion on every step that was trained; of plain training there is the former only.
 
 ``steps_done`` and ``seconds`` are of training; ``judged_steps`` and ``judged_seconds`` of the part after which the verdict was
 certain, all of it where it never was. Losses are nats per token, ``peak_memory`` is bytes.
 """
 
+_SHOWN = ("kind", "model.scheme", "model.n_blocks", "model.width", "peak_lr", "steps", "batch_size", "seq_len")
+"""Fields that always have a column."""
+_SHAPE = ("model.scheme", "model.n_blocks", "model.width", "peak_lr", "steps")
 _INTEGERS = ("onset_step", "steps_done", "judged_steps", "peak_memory")
 
 
@@ -81,19 +89,40 @@ def results_frame(folders: Iterable[TrialFolder], judgements: Mapping[str, Judge
         judgements: by key, in place of what the trial has stored.
 
     Returns:
-        Columns as :data:`COLUMNS`.
+        Columns as :data:`COLUMNS`, and the fields that tell the trials apart beside them.
     """
     import pandas as pd
 
     judgements = judgements or {}
+    finished = [(folder.trial, result) for folder in folders if (result := folder.result) is not None]
+    further = distinguishing([trial for trial, _ in finished])
     rows = [
-        row
-        for folder in folders
-        if (result := folder.result) is not None
-        for row in _rows(folder.trial, _judged_anew(result, judgements.get(folder.trial.key)))
+        row | {name: setting_text(trial.settings[name]) for name in further}
+        for trial, result in finished
+        for row in _rows(trial, _judged_anew(result, judgements.get(trial.key)))
     ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *further])
     return frame.astype({**dict.fromkeys(_INTEGERS, "Int64"), "lower_bound": "boolean"})
+
+
+def distinguishing(trials: Sequence[Trial], shown: Collection[str] = _SHOWN) -> tuple[str, ...]:
+    """Fields in which trials differ that are alike in all that is shown of them anyway.
+
+    Args:
+        trials: any.
+        shown: dotted names of the fields that are shown.
+
+    Returns:
+        Dotted names, in the order of the configuration.
+    """
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        settings = trial.settings
+        alike.setdefault(json.dumps([settings[name] for name in shown]), []).append(settings)
+    differing = {
+        name for group in alike.values() for settings in group for name in settings if settings[name] != group[0][name]
+    }
+    return tuple(name for trial in trials[:1] for name in trial.settings if name in differing)
 
 
 def _judged_anew(result: dict[str, Any], anew: Judged | None) -> dict[str, Any]:
@@ -122,6 +151,7 @@ def _rows(trial: Trial, result: Mapping[str, Any]) -> list[dict[str, Any]]:
         "steps_done": training["steps_done"],
         "seconds": training["seconds"],
         "peak_memory": result["peak_memory"],
+        "configuration": trial.configuration,
     }
     if judgement is None:
         return [facts | {"criterion": "overall", "status": training["outcome"], "judged_steps": training["steps_done"]}]
@@ -174,17 +204,27 @@ def judge_again(folders: Sequence[TrialFolder], *, reference: str | None = None)
 
 
 def _reference(trial: Trial, scheme: str, finished: Iterable[TrialFolder]) -> Sequence[StepRecord]:
-    for place in finished:
-        differing = set(trial.config.differences(place.trial.config.to_dict()))
-        if place.trial.config.model.scheme == scheme and differing <= {"model.scheme", "model.scheme_parameters"}:
-            records = place.records()
-            if len(records) < trial.config.steps:
-                raise SweepError(
-                    f"reference {place.trial.label} ends at step {len(records)}; a reference is trained to the end "
-                    "(early_stop = false)"
-                )
-            return records
-    raise SweepError(f"no finished trial of scheme '{scheme}' is a reference for {trial.label}")
+    places = [
+        place
+        for place in finished
+        if place.trial.config.model.scheme == scheme
+        and set(trial.config.differences(place.trial.config.to_dict())) <= {"model.scheme", "model.scheme_parameters"}
+    ]
+    if not places:
+        raise SweepError(f"no finished trial of scheme '{scheme}' is a reference for {trial.label}")
+    if len({place.trial.config for place in places}) > 1:
+        several = "; ".join(f"{place.trial.key} ({place.trial.label})" for place in places)
+        raise SweepError(
+            f"several trials of scheme '{scheme}' could be the reference for {trial.label}: {several}; keep one of them"
+        )
+    longest = max(places, key=lambda place: len(place.records()))  # of one run, with and without an early stop
+    records = longest.records()
+    if len(records) < trial.config.steps:
+        raise SweepError(
+            f"reference {longest.trial.label} ends at step {len(records)}; a reference is trained to the end "
+            "(early_stop = false)"
+        )
+    return records
 
 
 def origins(folders: Iterable[TrialFolder]) -> dict[str, list[Any]]:
@@ -217,25 +257,28 @@ def _origin(training: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def seed_table(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Max LR over the seeds: per scheme, depth, width and ramp the median with its bootstrap interval, and the kinds.
+    """Max LR over the seeds of each configuration: the median with its bootstrap interval, and the kinds.
 
     Args:
         frame: of :func:`results_frame`.
 
     Returns:
-        One row per group, ready to be shown.
+        One row per configuration, ready to be shown: with batch and window where they differ, and the further columns.
     """
     from probes.seed_summary import combine_seeds
 
     rows = []
     stress = frame[(frame["criterion"] == "overall") & (frame["kind"] == "stress")]
     by = ["n_sublayers", "width", "peak_lr", "steps", "scheme"]
-    for values, group in stress.groupby(by, sort=False):
+    by += [name for name in ("batch_size", "seq_len") if stress[name].nunique() > 1]
+    by += [name for name in frame.columns if name not in COLUMNS and stress[name].nunique() > 1]
+    for _, trials in stress.groupby("configuration", sort=False):
+        group = trials.drop_duplicates("seed")
         seen = zip(group["max_lr"].astype(float).tolist(), group["lower_bound"].astype(bool).tolist(), strict=True)
         judgements = [_Seen(max_lr, lower_bound) for max_lr, lower_bound in seen]
         kinds = Counter(str(status).replace("_", " ") for status in group["status"])
         rows.append(
-            dict(zip(by, values, strict=True))
+            {setting_name(name): group[name].iloc[0] for name in by}
             | {
                 "max_lr": combine_seeds(judgements).words(),  # type: ignore[arg-type]  # it reads these two fields
                 "seeds": len(group),
@@ -262,7 +305,9 @@ def status_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
     from probes.sweep import verdict
 
     rows = []
-    for place in sweep.read()[1]:
+    places = sweep.read()[1]
+    further = distinguishing([place.trial for place in places], _SHAPE)
+    for place in places:
         state, result, failure = place.state, place.result, place.failure
         words = verdict(result) if result is not None else ""
         if state is TrialState.FAILED and failure is not None:
@@ -277,6 +322,7 @@ def status_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
                 "n_sublayers": place.trial.config.model.n_sublayers,
                 "width": place.trial.config.model.width,
                 "peak_lr": place.trial.config.peak_lr,
+                **{setting_name(name): setting_text(place.trial.settings[name]) for name in further},
                 "seed": place.trial.config.seed,
                 "state": state.value,
                 "steps": f"{done}/{total}",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from probes.config import count_parameters, estimate_memory
+from probes.config import ModelConfig, count_parameters, estimate_memory
 from probes.errors import KeelError
-from probes.training_config import TrainingConfig
+from probes.training_config import TrainingConfig, proportions
 
-__all__ = ["SweepError", "Trial", "TrialKind", "predicted_flops", "predicted_memory"]
+__all__ = ["SweepError", "Trial", "TrialKind", "predicted_flops", "predicted_memory", "setting_name", "setting_text"]
 
 TrialKind: TypeAlias = Literal["stress", "train"]
 
@@ -61,11 +61,47 @@ class Trial:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     @property
+    def configuration(self) -> str:
+        """Twelve hexadecimal digits that trials of equal everything but their seed share."""
+        config = self.config
+        return (self if config.seed != config.model.seed else replace(self, config=config.with_seed(0))).key
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every field but the seeds, by its dotted name: ``kind``, ``batch_size``, ``model.width``, ``corpus.sources``."""
+        values = self.to_dict()
+        config = values.pop("config")
+        for part in ("model", "corpus"):
+            values |= {f"{part}.{name}": value for name, value in config.pop(part).items()}
+        values |= config
+        return {name: value for name, value in values.items() if name not in ("seed", "model.seed")}
+
+    @property
     def label(self) -> str:
-        """For people: ``keel, 64 sub-layers of width 64, peak 0.05 in 600 steps, seed 0``."""
+        """For people: ``keel, 64 sub-layers of width 64, peak 0.05 in 600 steps, batch_size 4, seed 0``.
+
+        Named is every field that is not what a sweep has without being told, so that no two trials of a sweep are alike in it.
+        """
         model = self.config.model
         size = f"{model.scheme}, {model.n_sublayers} sub-layers of width {model.width}"
-        return f"{size}, peak {self.config.peak_lr:g} in {self.config.steps} steps, seed {self.config.seed}"
+        plain = self._plain().settings
+        others = [
+            f"{setting_name(name)} {setting_text(value)}" for name, value in self.settings.items() if value != plain[name]
+        ]
+        ramp = f"peak {self.config.peak_lr:g} in {self.config.steps} steps"
+        return ", ".join([size, ramp, *others, f"seed {self.config.seed}"])
+
+    def _plain(self) -> Trial:
+        """What a sweep makes of scheme, shape and ramp alone."""
+        config, model = self.config, self.config.model
+        plain = ModelConfig(
+            scheme=model.scheme,
+            n_blocks=model.n_blocks,
+            context_length=config.seq_len,
+            **proportions(model.width),
+        )
+        ramp = TrainingConfig(model=plain, peak_lr=config.peak_lr, steps=config.steps, validation_tokens=0)
+        return Trial(config=ramp)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
@@ -75,6 +111,25 @@ class Trial:
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
         """The trial whose :meth:`to_dict` this is."""
         return cls(kind=values["kind"], early_stop=values["early_stop"], config=TrainingConfig.from_dict(values["config"]))
+
+
+def setting_name(dotted: str) -> str:
+    """A field's name without the part that it belongs to."""
+    return dotted.rpartition(".")[2]
+
+
+def setting_text(value: Any) -> str:
+    """A field's value in a word: ``0.5``, ``true``, ``alpha=1.5``, ``stdlib``.
+
+    Example:
+        >>> setting_text({"alpha": 1.5}), setting_text(["a", "b"]), setting_text(False), setting_text({})
+        ('alpha=1.5', 'a+b', 'false', 'none')
+    """
+    if isinstance(value, Mapping):
+        return "+".join(f"{name}={setting_text(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(setting_text, value)) or "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def predicted_flops(config: TrainingConfig) -> float:

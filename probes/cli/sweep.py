@@ -232,8 +232,10 @@ def results(
 
 def _print_table(rows: list[dict[str, Any]], frame: Any) -> None:
     from probes.cli import _tables
+    from probes.sweep_results import COLUMNS
 
     if not rows:
-        columns = ["scheme", "n_sublayers", "width", "seed", "peak_lr", "steps_done", "final_loss", "validation_loss"]
+        further = [name for name in frame.columns if name not in COLUMNS]
+        columns = ["scheme", "n_sublayers", "width", "peak_lr", *further, "seed", "steps_done", "final_loss", "validation_loss"]
         rows = frame[columns].to_dict("records")
     print(_tables.render(list(rows[0]), rows, wide=sys.stdout.isatty()))

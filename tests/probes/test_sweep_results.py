@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from probes.run_folder import StepRecord
 from probes.sweep_folder import SweepFolder
 from probes.sweep_results import COLUMNS, judge_again, results_frame, seed_table, status_rows
 from probes.trial import SweepError
 from probes.trial_folder import TrialFolder
 from probes.trial_run import run_trial
-from tests.probes._sweeps import one_trial, small_sweep
+from tests.probes._sweeps import one_trial, pretended_result, small_sweep
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +120,95 @@ def test_plain_training_has_one_row(tmp_path: Path) -> None:
     assert row["validation_loss"] > 0
     assert seed_table(results_frame([folder])) == []
     assert judge_again([folder]) == {}
+
+
+# Trials that differ in more than their seed
+
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "batch": {"training": {"batch_size": 4}},
+    "window": {"training": {"seq_len": 8}},
+    "clip": {"training": {"clip": 0.0}},
+    "accumulation": {"training": {"accumulation": 2}},
+    "weight decay": {"training": {"weight_decay": 0.0}},
+    "scheme parameter": {"model": {"scheme_parameters": {"alpha": 1.5}}},
+    "dtype": {"model": {"compute_dtype": "bfloat16"}},
+    "init": {"model": {"init_std": 0.03}},
+    "text": {"corpus": {"max_bytes": 50_000}},
+    "to the end": {"early_stop": False},
+    "ffn": {"model": {"ffn_width": 32}},
+}
+
+
+def pretend(folder: TrialFolder, max_lr: float) -> TrialFolder:
+    """A finished trial that was never trained."""
+    result = pretended_result(folder.trial)
+    result["judgement"] |= {"outcome": "non_finite", "onset_step": 9, "max_lr": max_lr, "lower_bound": False}
+    folder.write_trial()
+    folder.write_result(result)
+    return folder
+
+
+def pretended(path: Path, *changes: dict[str, Any], seeds: Sequence[int] = (0,)) -> list[TrialFolder]:
+    sweep = small_sweep(schemes=["keel"], seeds=list(seeds), grid=[{}, *changes])
+    return [pretend(TrialFolder(path / t.key, t), 0.001 * (n + 1)) for n, t in enumerate(sweep.trials())]
+
+
+@pytest.mark.parametrize("change", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
+def test_only_trials_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path, change: dict[str, Any]) -> None:
+    places = pretended(tmp_path, change, seeds=(0, 1, 2))
+    assert len(places) == 6
+    rows = seed_table(results_frame(places))
+    assert [row["seeds"] for row in rows] == [3, 3]
+    assert [row["max_lr"].split(" ")[0] for row in rows] == ["0.002", "0.005"], "the median of each"
+    told = [{name: value for name, value in row.items() if name not in ("max_lr", "best_loss")} for row in rows]
+    assert told[0] != told[1], "the table says what is different"
+
+
+@pytest.mark.parametrize("change", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
+def test_labels_and_states_tell_trials_apart(tmp_path: Path, change: dict[str, Any]) -> None:
+    places = pretended(tmp_path, change, seeds=(0, 1))
+    assert len({place.trial.label for place in places}) == 4
+    sweep = SweepFolder(tmp_path)
+    sweep.write("small", [place.trial for place in places])
+    rows = [{name: value for name, value in row.items() if name not in ("trial", "about")} for row in status_rows(sweep)]
+    assert len({tuple(row.items()) for row in rows}) == 4
+    assert len({tuple(row) for row in rows}) == 1, "the same columns in every row"
+
+
+def test_five_experiments_of_one_seed_are_five_rows(tmp_path: Path) -> None:
+    changes = [EXPERIMENTS[name] for name in ("batch", "scheme parameter", "clip", "to the end")]
+    rows = seed_table(results_frame(pretended(tmp_path, *changes)))
+    assert [row["seeds"] for row in rows] == [1] * 5
+    assert [row["scheme_parameters"] for row in rows] == ["none", "none", "alpha=1.5", "none", "none"]
+    assert not any("(" in row["max_lr"] for row in rows), "no interval over one seed"
+
+
+def test_fields_that_follow_the_shape_are_no_columns(tmp_path: Path) -> None:
+    sweep = small_sweep(schemes=["keel", "pre_ln"], widths=[16, 32], blocks=[1, 2])
+    places = [pretend(TrialFolder(tmp_path / t.key, t), 0.01) for t in sweep.trials()]
+    assert tuple(results_frame(places).columns) == COLUMNS
+    assert all("ffn_width" not in place.trial.label for place in places)
+
+
+def test_a_trial_given_twice_is_one_seed(tmp_path: Path) -> None:
+    places = pretended(tmp_path, seeds=(0, 1))
+    (row,) = seed_table(results_frame([*places, *places]))
+    assert row["seeds"] == 2
+
+
+def test_a_reference_that_is_not_the_only_one_is_refused(tmp_path: Path) -> None:
+    trials = small_sweep(schemes=["keel"], grid=[{}, {"model": {"scheme_parameters": {"alpha": 1.5}}}]).trials()
+    places = [TrialFolder(tmp_path / trial.key, trial) for trial in trials]
+    for place in places:
+        pretend(place, 0.01)
+        run_trial_log(place)
+    with pytest.raises(
+        SweepError, match=rf"several trials of scheme 'keel' could be .*{trials[0].key} .*{trials[1].key} .*alpha=1\.5"
+    ):
+        judge_again(places, reference="keel")
+
+
+def run_trial_log(place: TrialFolder) -> None:
+    place.run_path.mkdir(parents=True)
+    records = [StepRecord(step=k, lr=1e-3 * k, loss=5 - 0.01 * k, grad_norm=1.0, time=0.1 * k) for k in range(1, 61)]
+    (place.run_path / "log.jsonl").write_text("".join(r.to_json() + "\n" for r in records), encoding="utf-8")
