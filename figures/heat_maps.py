@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
     from probes.config import FfnKind
     from probes.training import TrainingResult
+    from probes.training_config import TrainingConfig
 
-__all__ = ["SETTINGS", "compute", "draw", "finding", "landmark_rows", "main"]
+__all__ = ["SETTINGS", "compute", "draw", "finding", "landmark_rows", "main", "run_config"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "smoke": {"schemes": ["post_ln", "keel"], "n_blocks": 2, "steps": 12, "peak_lr": 5e-2, "n_profiles": 4, "seed": 0},
+        "smoke": {"schemes": ["post_ln", "keel"], "n_blocks": 2, "steps": 60, "peak_lr": 5e-2, "n_profiles": 4, "seed": 0},
         "cpu": {"schemes": ["post_ln", "keel"], "n_blocks": 32, "steps": 300, "peak_lr": 5e-2, "n_profiles": 75, "seed": 0},
         "gpu": {
             "schemes": ["post_ln", "keel"],
@@ -106,20 +107,25 @@ def compute(
     import pandas as pd
 
     from probes.corpus import build_corpus
-    from probes.max_learning_rate import cpu_preset
-    from probes.training import evenly_spaced, train
+    from probes.training import train
 
+    configs = {
+        (ffn, scheme): run_config(
+            scheme,
+            ffn=ffn,
+            n_blocks=n_blocks,
+            steps=steps,
+            peak_lr=peak_lr,
+            n_profiles=n_profiles,
+            seed=seed,
+            width=width,
+            device=device,
+        )
+        for ffn, scheme in product(ffns, schemes)
+    }
     corpus = build_corpus()
     frames, facts = [], []
-    for ffn, scheme in product(ffns, schemes):
-        plain = cpu_preset(scheme)
-        heads, kv_heads = width // 16, max(1, width // 32)
-        model = replace(
-            plain.model, ffn=ffn, n_blocks=n_blocks, width=width, ffn_width=3 * width, n_heads=heads, n_kv_heads=kv_heads
-        )
-        config = replace(
-            plain, model=model, steps=steps, peak_lr=peak_lr, probe_steps=evenly_spaced(steps, n_profiles), device=device
-        ).with_seed(seed)
+    for (ffn, scheme), config in configs.items():
         result = train(config, corpus=corpus, folder=None if folder is None else folder / f"{scheme}-{config.key}")
         parts = (result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result))
         frames += [part.assign(ffn=ffn) for part in parts]
@@ -127,6 +133,36 @@ def compute(
     frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"}).assign(width=width, device=device)
     frame.attrs["runs"] = facts
     return frame
+
+
+def run_config(
+    scheme: str,
+    *,
+    ffn: FfnKind,
+    n_blocks: int,
+    steps: int,
+    peak_lr: float,
+    n_profiles: int,
+    seed: int,
+    width: int,
+    device: str,
+) -> TrainingConfig:
+    """What :func:`compute` trains for one scheme and FFN; its arguments, one at a time.
+
+    Raises:
+        ConfigError: if there is no such model.
+        TrainingConfigError: if the ramp cannot be run, such as one that is too short to be judged.
+    """
+    from probes.max_learning_rate import cpu_preset
+    from probes.training import evenly_spaced
+
+    plain = cpu_preset(scheme)
+    heads, kv_heads = width // 16, max(1, width // 32)
+    model = replace(
+        plain.model, ffn=ffn, n_blocks=n_blocks, width=width, ffn_width=3 * width, n_heads=heads, n_kv_heads=kv_heads
+    )
+    probe_steps = evenly_spaced(steps, n_profiles)
+    return replace(plain, model=model, steps=steps, peak_lr=peak_lr, probe_steps=probe_steps, device=device).with_seed(seed)
 
 
 def landmark_rows(result: TrainingResult) -> pd.DataFrame:

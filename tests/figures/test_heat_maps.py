@@ -1,5 +1,6 @@
 """The heat maps: what is drawn is what was measured, legibly."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -7,6 +8,8 @@ import pandas as pd
 import pytest
 
 from figures import heat_maps, heat_maps_relu
+from figures.pipeline import Preset
+from probes.training_config import TrainingConfigError
 
 ROWS = ["stream_grad_norm", "shortcut_grad_norm", "token_cosine", "branch_ratio", "update_to_weight"]
 
@@ -127,3 +130,20 @@ def test_plain_ffn_has_a_figure_of_its_own_from_the_same_code() -> None:
         heat_maps.draw,
         heat_maps.finding,
     )
+
+
+@pytest.mark.parametrize("preset", [preset.value for preset in Preset])
+@pytest.mark.parametrize("module", [heat_maps, heat_maps_relu], ids=["gated", "plain"])
+def test_every_preset_is_a_run_that_can_be_judged(module, preset) -> None:
+    bound = inspect.signature(module.compute).bind(**module.SETTINGS[preset])
+    bound.apply_defaults()
+    shared = {name: value for name, value in bound.arguments.items() if name not in {"folder", "schemes", "ffns"}}
+    for ffn, scheme in itertools.product(bound.arguments["ffns"], bound.arguments["schemes"]):
+        config = heat_maps.run_config(scheme, ffn=ffn, **shared)
+        assert (config.model.scheme, config.model.ffn, config.steps) == (scheme, ffn, shared["steps"])
+
+
+def test_a_ramp_too_short_to_be_judged_is_refused_before_a_text_is_read(monkeypatch) -> None:
+    monkeypatch.setattr("probes.corpus.build_corpus", lambda: pytest.fail("read a text"))
+    with pytest.raises(TrainingConfigError, match="steps of a ramp must be at least 50, got 12"):
+        heat_maps.compute(steps=12, n_blocks=2, n_profiles=4)
