@@ -342,6 +342,8 @@ def _scale(values: list[np.ndarray], what: _Row) -> Normalize:
 
     joined = np.concatenate([v.ravel() for v in values])
     known = joined[np.isfinite(joined) & ((joined > 0) if what.logarithmic else True)]
+    if not len(known):
+        return Linear(0.0, 1.0)  # the row stays grey
     if not what.logarithmic:
         return Linear(min(0.0, float(np.quantile(known, 0.01))), 1.0)
     low, high = np.quantile(known, [0.01, 0.99])
