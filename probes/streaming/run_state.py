@@ -37,20 +37,14 @@ class MappedStreams:
     """Streams of several batches in one file; indexing gives a view to read and write, kept by the file.
 
     Args:
-        path: the file; an existing one of the right size keeps its content.
+        path: the file; it is there, and of the right size.
         shapes: (B, T, D) of each batch.
         n_streams: streams per batch.
         dtype: of the streams.
-
-    Raises:
-        OutputError: if the disk has no room, said before anything is computed.
     """
 
     def __init__(self, path: Path, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> None:
-        sizes = [n_streams * torch.Size(shape).numel() for shape in shapes]
-        n_bytes = max(1, sum(sizes)) * dtype.itemsize
-        if not path.exists() or path.stat().st_size != n_bytes:
-            _reserve(path, n_bytes)
+        sizes = _sizes(shapes, n_streams)
         flat = torch.from_file(str(path), shared=True, size=sum(sizes), dtype=dtype)
         parts = torch.split(flat, sizes)
         self._streams = [part.view(n_streams, *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -58,6 +52,15 @@ class MappedStreams:
     def __getitem__(self, batch: int) -> Tensor:
         """Streams of a batch, shape (n_streams, B, T, D)."""
         return self._streams[batch]
+
+
+def _sizes(shapes: Sequence[tuple[int, ...]], n_streams: int) -> list[int]:
+    """Entries of each batch's streams."""
+    return [n_streams * torch.Size(shape).numel() for shape in shapes]
+
+
+def _has_size(path: Path, n_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == n_bytes
 
 
 def _reserve(path: Path, n_bytes: int) -> None:
@@ -102,8 +105,25 @@ class RunState:
         return len(self.records)
 
     def streams(self, name: str, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> MappedStreams:
-        """Streams kept in a file of this run."""
-        return MappedStreams(self.folder / f"{name}.streams", shapes, n_streams, dtype)
+        """Streams kept in a file of this run; made while no step is finished, and as the last finished step left it after.
+
+        Args:
+            name: of the file.
+            shapes: (B, T, D) of each batch.
+            n_streams: streams per batch.
+            dtype: of the streams.
+
+        Raises:
+            OutputError: if the disk has no room, said before anything is computed; if steps are finished and the file is
+                missing or of another size.
+        """
+        path, n_bytes = self.folder / f"{name}.streams", max(1, sum(_sizes(shapes, n_streams))) * dtype.itemsize
+        if not _has_size(path, n_bytes):
+            if self.n_steps:
+                found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
+                raise self._damaged(f"{path.name} of {n_bytes} bytes {found}")
+            _reserve(path, n_bytes)
+        return MappedStreams(path, shapes, n_streams, dtype)
 
     def finish_step(self, record: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
         """A step is done.
@@ -144,6 +164,11 @@ class RunState:
         """The run has ended well: nothing of it is needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _damaged(self, reason: str) -> OutputError:
+        return OutputError(
+            f"the state of an earlier run in '{self.folder}' cannot be read ({reason}); delete that folder to start anew"
+        )
+
     def _read(self) -> None:
         path = self.folder / _TENSORS
         if not path.exists():
@@ -156,9 +181,7 @@ class RunState:
             if len(lines) < n_steps:
                 raise ValueError(f"{_RECORDS} holds {len(lines)} of {n_steps} finished steps")
         except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
-            raise OutputError(
-                f"the state of an earlier run in '{self.folder}' cannot be read ({error}); delete that folder to start anew"
-            ) from error
+            raise self._damaged(str(error)) from error
         whole = "".join(f"{line}\n" for line in lines)  # a line that was begun, or belongs to a step not handed on, goes
         (self.folder / _RECORDS).write_text(whole, encoding="utf-8")
 

@@ -207,21 +207,26 @@ def test_one_token_is_refused(checkpoint, tmp_path, monkeypatch, capsys) -> None
     assert "has 1 token(s); at least two are needed" in err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_ctrl_c_keeps_the_state_and_says_so(command, checkpoint, cache, monkeypatch, capsys) -> None:
+def _stopped_after(step: int, monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
+    """A command that is interrupted when so many steps are done."""
     from probes.streaming.run_state import RunState
 
-    _, expected, _ = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--stream")
     finish = RunState.finish_step
 
     def interrupted(self: RunState, *args: object, **kwargs: object) -> None:
         finish(self, *args, **kwargs)
-        if self.n_steps == 5:
+        if self.n_steps == step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(RunState, "finish_step", interrupted)
-        code, out, err = run(patch, capsys, command, checkpoint, *SHORT, "--stream")
+        return run(patch, capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_keeps_the_state_and_says_so(command, checkpoint, cache, monkeypatch, capsys) -> None:
+    _, expected, _ = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--stream")
+    code, out, err = _stopped_after(5, monkeypatch, capsys, command, checkpoint, *SHORT, "--stream")
     assert (code, out) == (130, "")
     assert "interrupted after step 5; the same command goes on from there" in err
     assert len(list(cache.glob(".keel-run-*"))) == 1
@@ -274,3 +279,17 @@ def test_a_killed_run_goes_on_with_the_same_numbers(command, checkpoint, tmp_pat
 
 def _n_lines(folder: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in folder.glob(".keel-run-*/steps.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("command", "file"), [("grad-norm", "block_inputs"), ("layer-removal", "variants"), ("layer-removal", "before_block")]
+)
+def test_a_state_without_its_streams_is_refused(command, file, checkpoint, cache, monkeypatch, capsys) -> None:
+    arguments = (command, checkpoint, *SHORT, "--stream")
+    _stopped_after(5, monkeypatch, capsys, *arguments)
+    (found,) = cache.glob(f".keel-run-*/{file}.streams")
+    found.unlink()
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert f"{file}.streams" in err
+    assert "delete that folder to start anew" in err

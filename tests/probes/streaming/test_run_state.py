@@ -133,6 +133,29 @@ def test_streams_stay_in_their_file(folder: Path) -> None:
     assert torch.equal(RunState(folder).streams("inputs", shapes, 4, torch.float32)[1][3], torch.full((2, 2, 3), 7.0))
 
 
+STREAM_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gone": (Path.unlink, "is missing"),
+    "cut short": (lambda path: os.truncate(path, 40), "has 40 bytes"),
+    "longer": (lambda path: os.truncate(path, 400), "has 400 bytes"),
+}
+
+
+@pytest.mark.parametrize(("damage", "found"), STREAM_DAMAGES.values(), ids=STREAM_DAMAGES)
+def test_streams_that_finished_steps_need_are_never_made_anew(damage, found, folder: Path) -> None:
+    shapes = [(1, 2, 3)]
+    state = RunState(folder)
+    state.streams("inputs", shapes, 4, torch.float32)[0][:] = 7.0
+    state.finish_step({})
+    damage(folder / "inputs.streams")
+    with pytest.raises(OutputError, match=rf"inputs\.streams of 96 bytes {found}.*delete that folder to start anew"):
+        RunState(folder).streams("inputs", shapes, 4, torch.float32)
+
+
+def test_streams_of_a_run_without_a_finished_step_are_made_anew(folder: Path) -> None:
+    (folder / "inputs.streams").write_bytes(b"another size")
+    assert RunState(folder).streams("inputs", [(1, 2, 3)], 4, torch.float32)[0].shape == (4, 1, 2, 3)
+
+
 def test_a_full_disk_loses_no_finished_step(folder: Path) -> None:
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
