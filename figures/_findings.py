@@ -1,9 +1,9 @@
-"""What a figure finds beside what the paper says: rises of a loss, spreads over seeds, and a verdict in three words."""
+"""What a figure finds beside what the paper says: rises of a loss, spreads over seeds, and a verdict."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -16,7 +16,23 @@ from probes.onset import FloatArray, noise_deviation, running_median
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Rise", "Verdict", "decide", "final_loss", "in_runs", "largest_rise", "paired_gap", "spread_over_seeds"]
+__all__ = [
+    "Rise",
+    "Verdict",
+    "conclude",
+    "decide",
+    "final_loss",
+    "in_runs",
+    "largest_rise",
+    "learned_nothing",
+    "paired_gap",
+    "same_sign",
+    "spread_over_seeds",
+]
+
+Parts = Mapping[str, "bool | None"]
+NEAR_UNIGRAM = 0.02
+"""Share of the unigram entropy within which a loss is said to end there: what a run reaches that has learned nothing else."""
 
 
 class Verdict(str, Enum):
@@ -25,6 +41,54 @@ class Verdict(str, Enum):
     REPRODUCED = "reproduced"
     IN_DIRECTION = "reproduced in direction"
     NOT_REPRODUCED = "not reproduced"
+    NOT_DECIDED = "not decided"
+
+
+def conclude(parts: Parts, main: Collection[str]) -> str:
+    """The verdict on a statement by its parts.
+
+    Args:
+        parts: whether each part holds; None where the runs do not decide it.
+        main: the parts that make its direction.
+
+    Returns:
+        Reproduced if every part holds; in direction if every main part does; not reproduced if some main part does not hold;
+        otherwise not decided.
+
+    Example:
+        >>> conclude({"lower": None, "smooth": True}, main=["lower"])
+        'not decided'
+    """
+    found = [parts[name] for name in main]
+    if all(found):
+        return decide(fully=all(parts.values()), in_direction=True)
+    return Verdict.NOT_REPRODUCED.value if any(part is False for part in found) else Verdict.NOT_DECIDED.value
+
+
+def same_sign(differences: Sequence[float] | FloatArray) -> bool | None:
+    """Whether differences are above zero in every seed: True, in none: False, else None, for the seeds do not decide.
+
+    Example:
+        >>> same_sign([0.1, 0.2]), same_sign([-0.1, 0.0]), same_sign([0.1, -0.1])
+        (True, False, None)
+    """
+    values = np.asarray(differences, float)
+    if not len(values) or np.isnan(values).any():
+        return None
+    above = values > 0
+    return bool(above[0]) if (above == above[0]).all() else None
+
+
+def learned_nothing(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Whether runs end at the unigram entropy of their text, or above it, or not at a number.
+
+    A difference between two such runs says nothing of what either can learn.
+
+    Args:
+        runs: with validation_loss and unigram_entropy, nats per token.
+    """
+    ends_there: pd.Series[bool] = ~(runs["validation_loss"] < (1 - NEAR_UNIGRAM) * runs["unigram_entropy"])
+    return ends_there
 
 
 def decide(*, fully: bool, in_direction: bool) -> str:

@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from figures._findings import decide, final_loss, in_runs, largest_rise, paired_gap, spread_over_seeds
+from figures._findings import (
+    conclude,
+    decide,
+    final_loss,
+    in_runs,
+    largest_rise,
+    learned_nothing,
+    paired_gap,
+    same_sign,
+    spread_over_seeds,
+)
 from tests.figures._frames import learning, run, runs, with_spike
 
 
@@ -51,6 +61,49 @@ def test_a_loss_that_is_no_number_is_an_infinite_rise() -> None:
 )
 def test_verdicts(fully: bool, in_direction: bool, verdict: str) -> None:
     assert decide(fully=fully, in_direction=in_direction) == verdict
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "verdict"),
+    [
+        (True, True, "reproduced"),
+        (True, False, "reproduced in direction"),
+        (True, None, "reproduced in direction"),
+        (False, True, "not reproduced"),
+        (None, True, "not decided"),
+        (None, False, "not decided"),
+    ],
+)
+def test_verdict_by_parts(main: bool | None, other: bool | None, verdict: str) -> None:
+    assert conclude({"main": main, "other": other}, main=["main"]) == verdict
+
+
+def test_one_main_part_that_fails_decides_even_beside_one_that_is_open() -> None:
+    assert conclude({"a": None, "b": False}, main=["a", "b"]) == "not reproduced"
+    assert conclude({"a": None, "b": True}, main=["a", "b"]) == "not decided"
+
+
+@pytest.mark.parametrize(
+    ("differences", "sign"),
+    [
+        ([0.1, 0.2], True),
+        ([-0.1, -0.2], False),
+        ([-0.013, 0.045], None),
+        ([0.1, 0.0], None),
+        ([math.nan, 0.1], None),
+        ([], None),
+    ],
+)
+def test_direction_needs_the_same_sign_in_every_seed(differences: list[float], sign: bool | None) -> None:
+    assert same_sign(differences) is sign
+
+
+@pytest.mark.parametrize(
+    ("loss", "nothing"), [(2.5, False), (3.1, False), (3.2, True), (3.251, True), (5.0, True), (math.nan, True)]
+)
+def test_a_run_that_ends_at_the_unigram_entropy_has_learned_nothing(loss: float, nothing: bool) -> None:
+    table = in_runs(run(learning(100, 2.0), validation_loss=loss))
+    assert learned_nothing(table).tolist() == [nothing]
 
 
 def test_one_row_per_run() -> None:
