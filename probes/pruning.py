@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from keel_theory.depth_expression import DepthExpression
@@ -60,8 +61,9 @@ def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> No
             if folder.exists():
                 folder.rmdir()
             staged.rename(folder)
-    except OSError as error:
-        raise OutputError(f"cannot write a model to '{folder}': {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot write a model to '{folder}': {reason}") from error
 
 
 def check_pruning(layout: ResidualLayout, removed: Unit | None, folder: Path) -> None:
@@ -107,13 +109,12 @@ def _own(model: nn.Module) -> Transformer | None:
     return next((module for module in model.modules() if isinstance(module, Transformer)), None)
 
 
-@torch.no_grad()
 def _check(checkpoint: Checkpoint, removed: Unit, folder: Path) -> None:
     model, layout = checkpoint.model, checkpoint.layout
     first = next(model.parameters())
     ids = torch.arange(_N_CHECKED, device=first.device)[None] % checkpoint.tokenizer.vocab_size
     again = load_checkpoint(folder, dtype=None if _own(model) is not None else first.dtype, device=first.device)
-    with preserved(model), preserved(again.model):
+    with torch.no_grad(), preserved(model), preserved(again.model):  # not around the loading, which may differentiate
         skipped = _logits_without(BlockRunner(model, layout), frozenset(removed.sublayers), ids).double()
         reloaded = again.layout.head.logits(again.layout.head.backbone(ids).flatten(0, 1)).double()
     difference = torch.linalg.vector_norm(skipped - reloaded) / torch.linalg.vector_norm(skipped)
@@ -154,7 +155,9 @@ def pruned(model: nn.Module, layout: ResidualLayout, blocks: Sequence[int]) -> I
     settings = _per_block_settings(model.config, layout.n_blocks)
     changed = {name: type(value)(value[i] for i in kept) for name, value in settings.items()}
     whole_config = dict(vars(model.config))  # saving writes into it as well
+    read_by = vars(model).pop("hf_quantizer", None)  # of a GGUF file, whose weights are plain numbers by now
     try:
+        vars(model.config).pop("quantization_config", None)
         setattr(owner, list_name, nn.ModuleList(all_blocks[i] for i in kept))
         _number(all_blocks[i] for i in kept)
         for name, value in ({"num_hidden_layers": len(kept)} | changed).items():
@@ -165,6 +168,8 @@ def pruned(model: nn.Module, layout: ResidualLayout, blocks: Sequence[int]) -> I
         _number(all_blocks)
         vars(model.config).clear()
         vars(model.config).update(whole_config)
+        if read_by is not None:
+            vars(model)["hf_quantizer"] = read_by
 
 
 def _per_block_settings(config: Any, n_blocks: int) -> dict[str, Any]:

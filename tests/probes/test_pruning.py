@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -20,6 +23,7 @@ from probes.pruning import prune_transformer, pruned, save_pruned
 from probes.removal_units import RemovalError, joint_unit
 from probes.saving import save_model
 from probes.tokenization import MissingTokenizer
+from tests.probes._gguf import gguf_model, write_gguf
 from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._naive_removal import identity_in_place_of
 from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, tiny_ids, tiny_model
@@ -162,3 +166,81 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     again = load_checkpoint(tmp_path / "pruned")
     assert again.tokenizer.encode("ab") == checkpoint.tokenizer.encode("ab") == [97, 98]
     assert json.loads((tmp_path / "pruned" / "config.json").read_text())["model"]["n_blocks"] == 2
+
+
+@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q8_0], ids=["F32", "Q8_0"])
+def test_a_gguf_file_is_saved_as_plain_weights_and_stays_as_it_was(
+    kind: gguf.GGMLQuantizationType | None, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "llama", quantise=kind)
+    checkpoint = load_checkpoint(path)
+    before, config = dict(vars(checkpoint.model)), dict(vars(checkpoint.model.config))
+    expected = logits_without(checkpoint.model, [1], tiny_ids())
+    save_pruned(checkpoint, joint_unit(checkpoint.layout, "block", [1]), tmp_path / "pruned")
+    assert vars(checkpoint.model) == before
+    assert dict(vars(checkpoint.model.config)) == config
+    assert "quantization_config" not in json.loads((tmp_path / "pruned" / "config.json").read_text())
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
+    with torch.no_grad():
+        assert torch.equal(again(tiny_ids(), use_cache=False).logits, expected)
+
+
+def _granite() -> nn.Module:
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(residual_multiplier=0.7, **BLOCK_BY_BLOCK))
+
+
+def _falcon() -> nn.Module:
+    return transformers.FalconForCausalLM(
+        transformers.FalconConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=3, num_attention_heads=4)
+    )
+
+
+def _smollm3() -> nn.Module:
+    return transformers.SmolLM3ForCausalLM(
+        transformers.SmolLM3Config(no_rope_layers=[1, 1, 0], pad_token_id=0, **BLOCK_BY_BLOCK)
+    )
+
+
+BLOCK_BY_BLOCK = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize("build", [_granite, _falcon, _smollm3])
+def test_families_known_block_by_block_are_saved(build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = build().double().eval()
+    checkpoint = as_checkpoint(model)
+    with torch.no_grad(), pruned(model, checkpoint.layout, [1]) as smaller:
+        expected = smaller(tiny_ids(), use_cache=False).logits
+    save_pruned(checkpoint, joint_unit(checkpoint.layout, "block", [1]), tmp_path / "pruned")
+    again = load_checkpoint(tmp_path / "pruned")
+    assert again.layout.n_blocks == 2
+    with torch.no_grad():
+        torch.testing.assert_close(again.model(tiny_ids(), use_cache=False).logits, expected, **SAME)
+
+
+@contextlib.contextmanager
+def _full_disk() -> Iterator[None]:
+    """No file grows beyond 2000 bytes: room for a configuration, not for the weights."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("build", [lambda: tiny_model("llama"), lambda: Transformer(tiny("pre_ln"))], ids=["llama", "own"])
+def test_a_full_disk_is_one_message_and_leaves_nothing(build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    checkpoint = as_checkpoint(build())
+    unit = joint_unit(checkpoint.layout, "block", [1])
+    with _full_disk(), pytest.raises(OutputError, match=r"cannot write a model to .*(File too large|FileTooLarge)"):
+        save_pruned(checkpoint, unit, tmp_path / "pruned")
+    assert list(tmp_path.iterdir()) == []
+    save_pruned(checkpoint, unit, tmp_path / "pruned")
