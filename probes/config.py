@@ -55,6 +55,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm": get_args(ModelNorm),
     "compute_dtype": get_args(ComputeDtype),
 }
+_MOST: Mapping[str, int] = {"n_blocks": 1_000_000, "seed": (1 << 63) - 1}
+_MOST_OF_OTHERS = (1 << 31) - 1
 _BYTES_OF_VOCABULARY = 256
 
 
@@ -195,6 +197,9 @@ def _check_types(config: ModelConfig) -> None:
         lowest = 0 if name == "seed" else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ConfigError(f"{name} must be an integer of at least {lowest}, got {value!r}")
+        most = _MOST.get(name, _MOST_OF_OTHERS)
+        if value > most:
+            raise ConfigError(f"{name} must be at most {most}, got a larger one")
     for name in _POSITIVE_NUMBERS:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:

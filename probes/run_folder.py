@@ -268,13 +268,13 @@ class RunFolder:
         path = self.path / _RESULT
         try:
             return read_object(path, RESULT_FIELDS, error=CheckpointError, advice="restore it, or name another folder")
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     @property
     def corpus_fields(self) -> dict[str, Any] | None:
         """The stored configuration of the text, or None where no run is."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppressFileNotFoundError:
             found = read_object(self.path / _CONFIG, {"config.corpus": TABLE}, error=CheckpointError)["config"]["corpus"]
             return dict(found)
         return None

@@ -95,8 +95,8 @@ def read_object(path: Path, fields: Mapping[str, Kind], *, error: type[KeelError
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise FileNotFoundError(str(path)) from problem
     except (OSError, ValueError) as problem:
         raise error(f"cannot read {path}: {problem}{_after(advice)}") from problem
     return parse_object(text, fields, str(path), error=error, advice=advice)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from keel_theory.depth_expression import DepthExpressionError
+from keel_theory.spec import SchemeError
 from probes.errors import KeelError, OutputError
 from probes.run_folder import RunFolder, folder_trouble
 from probes.stored_json import FLAG, TABLE, TEXT, check_fields, list_of, read_object
@@ -90,7 +92,7 @@ class SweepFolder:
             check_fields(stored, _TRIAL_FIELDS, where, error=SweepError, advice=_ANEW)
             try:
                 places.append(self.folder(Trial.from_dict(stored)))
-            except KeelError as error:
+            except (KeelError, SchemeError, DepthExpressionError) as error:
                 raise SweepError(f"{where}: {error}; {_ANEW}") from error
         return values["name"], tuple(places)
 

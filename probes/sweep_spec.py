@@ -34,7 +34,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from keel_theory.depth_expression import DepthExpressionError
 from keel_theory.schemes import get_scheme
+from keel_theory.spec import SchemeError
 from probes.config import ModelConfig
 from probes.corpus import CorpusConfig
 from probes.errors import KeelError
@@ -147,7 +149,7 @@ def read_sweep(path: str | Path) -> Sweep:
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise SweepError(f"cannot read the sweep '{path}': {reason}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # tomllib's own, and Python's for an integer of thousands of digits
         raise SweepError(f"'{path}' is not TOML: {error}") from error
     try:
         return sweep_from_dict({"name": path.stem, **values})
@@ -189,7 +191,7 @@ def _check_trials(sweep: Sweep) -> None:
         try:
             for _ in grid.trials():
                 pass
-        except KeelError as error:
+        except (KeelError, SchemeError, DepthExpressionError) as error:
             raise SweepError(f"grid {number + 1}: {error}") from error
     sweep.trials()
 

@@ -279,7 +279,7 @@ class _Read:
 def _read(path: Path, fields: Mapping[str, Kind]) -> _Read:
     try:
         return _Read(read_object(path, fields, error=SweepError))
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return _Read(None)
     except SweepError as error:
         return _Read(None, str(error))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from probes import sweep as module
+from probes.errors import TextError
 from probes.executors import JobOptions
 from probes.sweep import Event, RunOptions, SweepInterrupted, biggest_first, run_sweep, verdict, visible_gpus
 from probes.sweep_folder import SweepFolder
@@ -249,6 +250,81 @@ def test_stopping_ends_what_runs_and_says_how_to_go_on(
 def test_options_outside_their_domain_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SweepError, match=message):
         replace(RunOptions(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("executor", "changes", "name"),
+    [
+        ("debug", {"jobs": 2}, "jobs"),
+        ("debug", {"gpus": 3}, "gpus"),
+        ("debug", {"memory": 1}, "memory"),
+        ("debug", {"job": JobOptions(minutes=5)}, "time"),
+        ("debug", {"job": JobOptions(partition="gpu")}, "partition"),
+        ("local", {"job": JobOptions(partition="gpu")}, "partition"),
+        ("local", {"job": JobOptions(parameters={"slurm_account": "us"})}, "parameters"),
+        ("slurm", {"gpus": 3}, "gpus"),
+        ("slurm", {"memory": 1}, "memory"),
+    ],
+)
+def test_options_of_another_executor_are_named(executor: str, changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(SweepError, match=rf"{name} cannot be given with executor '{executor}': {name} belongs to executor"):
+        RunOptions(executor=executor, **changes)
+
+
+def fake_slurm(path: Path, monkeypatch: pytest.MonkeyPatch, *, squeue: str, sbatch: str) -> None:
+    path.mkdir()
+    for name, body in (("squeue", squeue), ("sbatch", sbatch)):
+        (path / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        (path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sbatch", "message"),
+    [
+        ("echo no controller >&2; exit 1", "exit 0", r"Slurm does not answer: no controller"),
+        ("exit 0", "echo invalid partition >&2; exit 1", r"Slurm refuses the job: .*invalid partition"),
+    ],
+    ids=["no controller", "refused"],
+)
+@pytest.mark.parametrize("earlier", [False, True], ids=["new folder", "earlier sweep"])
+def test_a_sweep_that_slurm_refuses_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, sbatch: str, message: str, earlier: bool
+) -> None:
+    pytest.importorskip("submitit")
+    fake_slurm(tmp_path / "bin", monkeypatch, squeue=squeue, sbatch=sbatch)
+    folder = SweepFolder(tmp_path / "sweep")
+    if earlier:
+        before = small_sweep(seeds=[7]).trials()
+        finish(folder.folder(before[0]))
+        folder.write("before", before)
+    events: list[Event] = []
+    with pytest.raises(SweepError, match=message):
+        run_sweep(small_sweep(), folder.path, RunOptions(executor="slurm"), on_event=events.append)
+    assert events == []
+    assert folder.path.exists() == earlier
+    if earlier:
+        assert folder.read()[0] == "before"
+        assert {path.name for path in folder.path.iterdir()} <= {"sweep.json", "trials", ".lock"}
+        assert len(list((folder.path / "trials").iterdir())) == 1
+
+
+def test_a_text_that_is_not_there_is_told_before_anything_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = pretend(monkeypatch)
+    with pytest.raises(TextError, match=r"there is no text file or folder nofile"):
+        run_sweep(small_sweep(corpus={"sources": ["nofile"]}), tmp_path / "sweep")
+    assert executor.submitted == []
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_damaged_result_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = pretend(monkeypatch)
+    run_sweep(small_sweep(), tmp_path)
+    damaged = SweepFolder(tmp_path).read()[1][0]
+    (damaged.path / "result.json").write_text("{", encoding="utf-8")
+    assert run_sweep(small_sweep(), tmp_path) == {TrialState.FINISHED: 2}
+    assert [trial.key for trial in executor.submitted].count(damaged.trial.key) == 2
+    assert (damaged.path / "result.json.damaged").exists()
 
 
 def test_verdict_of_plain_training_is_its_loss() -> None:

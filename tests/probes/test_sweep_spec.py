@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keel_theory.spec import SchemeError
+from probes.config import ModelConfig
+from probes.corpus import CorpusConfig
 from probes.sweep_spec import read_sweep, sweep_from_dict
+from probes.training_config import TrainingConfig
 from probes.trial import SweepError
 from tests.probes._sweeps import SMALL, small_sweep
 
@@ -84,7 +88,15 @@ def test_profiles_are_spread_over_the_steps() -> None:
         ({"peaks": [-0.1]}, SweepError, r"grid 1: peak_lr must be above 0, got -0\.1"),
         ({"training": {"steps": 10}}, SweepError, r"grid 1: steps of a ramp must be at least 50, got 10"),
         ({"training": {"steps": "60"}}, SweepError, r"grid 1: steps must be an integer of at least 1, got '60'"),
-        ({"corpus": {"max_bytes": "a"}}, SweepError, r"grid 1: .*"),
+        ({"corpus": {"max_bytes": "a"}}, SweepError, r"grid 1: max_bytes must be an integer of at least 1, got 'a'"),
+        ({"profiles": -3}, SweepError, r"profiles must be an integer of at least 0, got -3"),
+        ({"peaks": [10**400]}, SweepError, r"peaks must be a list of numbers"),
+        ({"training": {"device": "banana"}}, SweepError, r"grid 1: device 'banana' cannot be used"),
+        ({"training": {"warmup": 20}}, SweepError, r"grid 1: warmup belongs to schedule 'cosine'"),
+        ({"widths": [50]}, SweepError, r"grid 1: width 50 does not split .* the nearest that do: 48, 54"),
+        ({"model": {"scheme_parameters": "alpha=3"}}, SweepError, r"grid 1: scheme_parameters must be a table"),
+        ({"blocks": [10**400]}, SweepError, r"grid 1: n_blocks must be at most 1000000"),
+        ({"model": {"scheme_parameters": {"beta": 3}}}, SweepError, r"grid 1: scheme 'keel' has no parameter 'beta'"),
         ({"blocks": [0]}, SweepError, r"grid 1: n_blocks must be an integer of at least 1, got 0"),
     ],
 )
@@ -98,9 +110,10 @@ def test_a_mistake_is_told_by_name(changes: dict[str, Any], error: type[Exceptio
     [
         ("schemes = ]", r"sweep\.toml' is not TOML: .*line 1"),
         ("scheme = 1", r"sweep\.toml: unknown key 'scheme'"),
+        ("seeds = [1" + 5000 * "0" + "]", r"sweep\.toml' is not TOML: .*digits"),
         (None, r"cannot read the sweep .*No such file"),
     ],
-    ids=["syntax", "key", "missing"],
+    ids=["syntax", "key", "digits", "missing"],
 )
 def test_a_bad_file_is_told_by_name(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "sweep.toml"
@@ -129,3 +142,20 @@ def test_the_cpu_table_has_nine_schemes_two_ramps_and_three_seeds() -> None:
     assert len(trials) == 9 * 2 * 3
     assert {(t.config.peak_lr, t.config.steps) for t in trials} == {(0.05, 600), (0.25, 1000)}
     assert {t.config.model.n_sublayers for t in trials} == {64}
+
+
+TOML_VALUES = [True, -3, 1.5, 10**400, "", "weird", [], [3], ["a"], {}, {"a": 3}]
+TABLES = {"training": TrainingConfig, "model": ModelConfig, "corpus": CorpusConfig}
+FIELDS = [(table, field.name) for table, kind in TABLES.items() for field in fields(kind)]
+
+
+@pytest.mark.parametrize(("table", "name"), FIELDS, ids=[f"{table}.{name}" for table, name in FIELDS])
+def test_whatever_a_field_is_given_it_is_taken_or_refused_by_name(table: str, name: str) -> None:
+    refused = 0
+    for value in TOML_VALUES:
+        try:
+            sweep_from_dict({**SMALL, "schemes": ["keel"], table: {**SMALL.get(table, {}), name: value}})
+        except SweepError as error:
+            refused += 1
+            assert name in str(error) or "has no parameter 'a'" in str(error) or "context_length" in str(error)  # noqa: PT017 - every value is tried
+    assert refused >= len(TOML_VALUES) // 2

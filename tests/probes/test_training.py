@@ -282,6 +282,43 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         Trainer(small_run(device="abacus"), small_corpus())
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"device": "cuda:77"}, TrainingConfigError, "device 'cuda:77' cannot be used"),
+        ({"device": "meta"}, TrainingConfigError, "device 'meta' cannot be used"),
+        ({"seq_len": 5000}, TextError, "a window of seq_len 5000 needs 5001"),
+        ({"vocab_size": 100}, TrainingConfigError, r"model\.vocab_size 100 is smaller"),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, changes, error, message) -> None:
+    config = small_run(**{name: value for name, value in changes.items() if name != "vocab_size"})
+    config = replace(config, model=replace(config.model, vocab_size=changes.get("vocab_size", 256)))
+    with pytest.raises(error, match=message):
+        train(config, corpus=small_corpus(), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_breaks_before_its_first_step_claims_nothing(tmp_path, monkeypatch) -> None:
+    def too_large(config, corpus):
+        raise MemoryError("no room for the model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("probes.training.Trainer", too_large)
+        with pytest.raises(MemoryError, match="no room"):
+            train(small_run(), corpus=small_corpus(), folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "training.json").exists()
+    train(small_run(peak_lr=0.01), corpus=small_corpus(), folder=tmp_path / "run")
+
+
+def test_a_finished_run_is_read_where_its_device_is_not(whole, monkeypatch) -> None:
+    def gone(name):
+        raise TrainingConfigError(name)
+
+    monkeypatch.setattr("probes.training.resolve_device", gone)
+    assert len(train(small_run(probe_steps=(1, 20, 50)), corpus=small_corpus(), folder=whole).records) == 50
+
+
 def test_a_run_of_another_configuration_is_refused_by_its_field(whole) -> None:
     with pytest.raises(CheckpointError, match=r"weight_decay is 0\.01 there, 0\.5 here"):
         train(small_run(probe_steps=(1, 20, 50), weight_decay=0.5), corpus=small_corpus(), folder=whole)

@@ -4,12 +4,16 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
-from probes.config import ModelConfig
-from probes.training_config import TrainingConfig, TrainingConfigError, evenly_spaced
+from keel_theory.spec import SchemeError
+from probes.config import ConfigError, ModelConfig
+from probes.corpus import CorpusConfig
+from probes.errors import KeelError, TextError
+from probes.training_config import TrainingConfig, TrainingConfigError, evenly_spaced, proportions
 
 
 def test_the_papers_ramp_has_its_table_entries_at_whole_steps() -> None:
@@ -69,6 +73,7 @@ def test_a_seed_is_of_weights_and_data() -> None:
         ({"probe_steps": (0,)}, r"probe_steps must be in 1\.\.600"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
         ({"final_lr": 1.0}, "final_lr 1.0 must not be above peak_lr"),
+        ({"warmup": 20}, "warmup belongs to schedule 'cosine', a ramp has none; got 20"),
         ({"activation_checkpointing": 1}, "activation_checkpointing must be true or false"),
     ],
 )
@@ -85,3 +90,95 @@ def test_an_unknown_field_is_named() -> None:
 @pytest.mark.parametrize(("steps", "n", "expected"), [(10, 0, ()), (10, 1, (10,)), (10, 4, (1, 4, 7, 10)), (3, 9, (1, 2, 3))])
 def test_evenly_spaced_steps(steps, n, expected) -> None:
     assert evenly_spaced(steps, n) == expected
+
+
+CONFIGURATIONS = {TrainingConfig: TrainingConfigError, ModelConfig: ConfigError, CorpusConfig: TextError}
+STRANGERS = [None, True, -3, 1.5, 10**400, math.nan, "", "weird", [], ["a"], {}, {"a": []}, object()]
+
+
+def _wrong(value: Any, example: Any) -> bool:
+    """Whether a value can be none of a field's, judged by the kind of its default alone."""
+    if isinstance(example, bool) or isinstance(value, bool):
+        return type(value) is not type(example)
+    if isinstance(example, (int, float)):
+        return not isinstance(value, (int, float))
+    return not isinstance(value, (str, list, dict) if isinstance(example, (str, tuple)) else type(example)) or (
+        isinstance(example, str) and not isinstance(value, str)
+    )
+
+
+WRONG = [
+    (kind, field.name, value)
+    for kind in CONFIGURATIONS
+    for field in fields(kind)
+    for value in STRANGERS
+    if _wrong(value, getattr(kind(), field.name))
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), WRONG, ids=[f"{k.__name__}-{n}-{str(v)[:9]}" for k, n, v in WRONG])
+def test_a_field_of_the_wrong_type_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises(CONFIGURATIONS[kind], match=rf"^{name}\b"):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+@pytest.mark.parametrize("value", STRANGERS, ids=lambda value: str(value)[:9])
+def test_whatever_a_field_is_given_it_is_taken_or_refused(kind: Any, value: Any) -> None:
+    for field in fields(kind):
+        try:
+            kind(**{field.name: value})
+        except (KeelError, SchemeError) as error:
+            assert str(error)  # noqa: PT017 - that no other error comes is what is tested
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (3, "the training configuration must be a table of fields, got 3"),
+        ({"model": 3}, "model must be a table of fields, got 3"),
+        ({"corpus": []}, r"corpus must be a table of fields, got \[\]"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(values, message) -> None:
+    with pytest.raises(TrainingConfigError, match=message):
+        TrainingConfig.from_dict(values)
+
+
+def test_an_unknown_field_of_a_text_is_named() -> None:
+    with pytest.raises(TextError, match=r"unknown field\(s\) of a text: sauce"):
+        CorpusConfig.from_dict({"sauce": 1})
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:x", ""])
+def test_a_device_that_nobody_has_is_refused_at_once(device) -> None:
+    with pytest.raises(TrainingConfigError, match=f"device '{device}' cannot be used"):
+        TrainingConfig(device=device)
+
+
+@pytest.mark.parametrize("head_width", [16, 64])
+@pytest.mark.parametrize("width", range(1, 1300, 37))
+def test_a_width_makes_a_model_or_the_nearest_that_do_are_named(width, head_width) -> None:
+    try:
+        ModelConfig(**proportions(width, head_width=head_width))
+    except TrainingConfigError as error:
+        named = [int(word) for word in str(error).rpartition("do: ")[2].split(", ")]
+        assert len(named) == (1 if width == 1 else 2)
+        assert named[0] < width < named[-1] or width == 1
+        for nearest in named:
+            ModelConfig(**proportions(nearest, head_width=head_width))
+
+
+@pytest.mark.parametrize(("width", "nearest"), [(50, "48, 54"), (21, "20, 22"), (80, "72, 96"), (1, "2")])
+def test_a_width_without_heads_is_told_the_nearest(width, nearest) -> None:
+    with pytest.raises(TrainingConfigError, match=rf"width {width} does not split .*; the nearest that do: {nearest}$"):
+        proportions(width)
+
+
+def test_heads_that_are_given_have_the_last_word() -> None:
+    assert proportions(50, given={"n_heads": 5, "n_kv_heads": 5})["n_heads"] == 5
+
+
+def test_a_wider_model_keeps_the_width_of_its_heads() -> None:
+    assert proportions(512, head_width=64)["n_heads"] == 8
+    assert proportions(512)["n_heads"] == 16

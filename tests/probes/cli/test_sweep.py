@@ -142,6 +142,10 @@ def test_a_bad_file_is_one_message_and_code_2(file, monkeypatch, capsys, text, m
         (["run", "FILE", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["run", "FILE", "--threads", "0"], "threads must be at least 1, got 0"),
         (["run", "FILE", "--memory", "nan"], "must be a finite number of GB, got nan"),
+        (
+            ["run", "FILE", "--executor", "debug", "--partition", "gpu", "--gpus", "3", "--time", "5"],
+            "gpus, time, partition cannot be given",
+        ),
         (["run", "FILE", "--time", "0"], "time must be at least 1 minute, got 0"),
         (["status", "nowhere"], "nowhere holds no sweep"),
         (["results", "nowhere"], "nowhere holds no sweep"),
@@ -165,7 +169,8 @@ def test_results_of_nothing_finished_are_refused(tmp_path, monkeypatch, capsys) 
 
 
 def test_a_failed_trial_is_exit_code_1_and_status_says_why(file, tmp_path, monkeypatch, capsys) -> None:
-    text = file.read_text(encoding="utf-8").replace("max_bytes = 60000", 'sources = ["nowhere.txt"]')
+    (tmp_path / "short.txt").write_text("too short", encoding="utf-8")
+    text = file.read_text(encoding="utf-8").replace("max_bytes = 60000", f'sources = ["{tmp_path / "short.txt"}"]')
     file.write_text(text, encoding="utf-8")
     folder = tmp_path / "sweep"
     code, out, err = run(monkeypatch, capsys, "run", file, "-o", folder, "--executor", "debug")

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from probes.cli import main as entry
@@ -109,7 +110,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(text, tmp_path, monkeypatch, 
         (["--seq-len", "100000"], "a window of seq_len 100000 needs 100001"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--dtype", "float8"], "unknown dtype 'float8'"),
-        (["--width", "21"], "must be even for rotary embeddings"),
+        (["--width", "21"], "width 21 does not split into 1 head(s) of an even width"),
+        (["--width", "50"], "the nearest that do: 48, 54"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
+        (["--schedule", "ramp", "--warmup", "20"], "warmup belongs to schedule 'cosine'"),
+        (["--column", "content"], "column 'content' belongs to data sets"),
         (["--tokenizer", "words"], "give bytes, bpe:N"),
         (["--set", "alpha=L.x"], "'L.x' in 'L.x' is not allowed"),
         (["--threads", "0"], "at least 1 thread is needed, got 0"),
@@ -130,6 +135,32 @@ def test_bad_input_is_one_message_and_exit_2(options, message, text, tmp_path, m
     assert out == ""
     assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(text, tmp_path, monkeypatch, capsys) -> None:
+    code, _, err = run(monkeypatch, capsys, "train", *QUICK, "--text", text, "-o", text)
+    assert code == 2
+    assert "a file is in the way; name a folder" in err
+
+
+@pytest.mark.parametrize(("profiles", "peak"), [(1, 3e-3), (2, 1e30), (3, 1e30)])
+def test_a_single_profile_is_drawn_and_the_summary_comes_first(profiles, peak, text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("train", *QUICK, "--text", text, "--profiles", profiles, "--peak", peak, "-o", tmp_path / "run")
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    assert "tokens of" in out
+    steps = pd.read_parquet(tmp_path / "run" / "dynamics.parquet")["step"].nunique()
+    assert steps == 1
+    assert (tmp_path / "run" / "heat_maps.png").stat().st_size > 1000
+
+
+def test_a_run_that_ends_before_its_first_profile_says_so(text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("train", *QUICK, "--text", text, "--profiles", 1, "--peak", 1e30, "-o", tmp_path / "run")
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    assert "non-finite" in out
+    assert "ended before the first profile" in err
 
 
 def test_an_empty_text_is_refused(tmp_path, monkeypatch, capsys) -> None:
