@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from probes.config import ModelConfig, count_parameters, estimate_memory
 from probes.errors import KeelError
-from probes.training_config import TrainingConfig, proportions
+from probes.training_config import SHORTEST_RAMP, TrainingConfig, proportions
 
 __all__ = ["SweepError", "Trial", "TrialKind", "predicted_flops", "predicted_memory", "setting_name", "setting_text"]
 
@@ -84,7 +84,7 @@ class Trial:
         """
         model = self.config.model
         size = f"{model.scheme}, {model.n_sublayers} sub-layers of width {model.width}"
-        plain = self._plain().settings
+        plain = self._plain().settings | {"steps": self.config.steps}
         others = [
             f"{setting_name(name)} {setting_text(value)}" for name, value in self.settings.items() if value != plain[name]
         ]
@@ -100,7 +100,8 @@ class Trial:
             context_length=config.seq_len,
             **proportions(model.width),
         )
-        ramp = TrainingConfig(model=plain, peak_lr=config.peak_lr, steps=config.steps, validation_tokens=0)
+        steps = max(config.steps, SHORTEST_RAMP)  # a plain training may be shorter than any ramp
+        ramp = TrainingConfig(model=plain, peak_lr=config.peak_lr, steps=steps, validation_tokens=0)
         return Trial(config=ramp)
 
     def to_dict(self) -> dict[str, Any]:

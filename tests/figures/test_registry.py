@@ -1,12 +1,13 @@
 """The registry: every figure of the paper and of the toolkit has a module that keeps the contract."""
 
 import importlib
+import inspect
 import subprocess
 import sys
 
 import pytest
 
-from figures.pipeline import Preset
+from figures.pipeline import Preset, make_figure
 from figures.registry import FIGURES, FigureError, get_figure
 
 PAPER = {
@@ -33,6 +34,8 @@ OWN = {
     "gradient_norms",
 }
 
+_MARKS = {name: pytest.mark.smollm2 for name in ("fig7_open_models", "gradient_norms")}
+
 
 def test_every_figure_of_the_paper_has_an_entry_and_so_have_the_toolkits_own() -> None:
     assert {name: entry.place for name, entry in FIGURES.items() if entry.place} == PAPER
@@ -47,6 +50,27 @@ def test_module_keeps_the_contract(name: str) -> None:
     assert list(module.SETTINGS) == [preset.value for preset in Preset]
     assert all(callable(getattr(module, function)) for function in ("compute", "draw", "main"))
     assert {"SETTINGS", "compute", "draw", "main"} <= set(module.__all__)
+
+
+@pytest.mark.parametrize("preset", [preset.value for preset in Preset])
+@pytest.mark.parametrize("name", FIGURES)
+def test_settings_are_arguments_of_compute(name: str, preset: str) -> None:
+    module = FIGURES[name].load()
+    inspect.signature(module.compute).bind(**module.SETTINGS[preset])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Figures share runs, as those of one command do."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in FIGURES])
+def test_smoke_preset_runs(name: str, runs) -> None:
+    drawn = make_figure(name, "smoke", runs=runs, recompute=True)
+    assert drawn.computed
+    assert all(path.stat().st_size > 1000 for path in drawn.paths)
 
 
 def test_unknown_name_is_answered_with_the_known_ones() -> None:

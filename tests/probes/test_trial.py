@@ -104,3 +104,12 @@ print(peak_memory())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1.5 < predicted_memory(config) < 1.5 * int(done.stdout)
+
+
+@pytest.mark.parametrize("steps", [20, 50, 80])
+def test_a_training_shorter_than_any_ramp_has_a_label_too(steps: int) -> None:
+    config = TrainingConfig(schedule="cosine", steps=steps, warmup=2)
+    label = Trial(kind="train", config=config).label
+    assert f"peak 0.05 in {steps} steps, " in label
+    assert label.count("steps") == 1
+    assert "schedule cosine" in label
