@@ -454,12 +454,14 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
     healthy = running_median(reference.losses, window)
     learned = np.maximum(reference.initial - healthy, 0.02 * abs(reference.initial))
     gap = running_median(record.losses, window) - healthy
-    above = gap > np.maximum(thresholds.gap * learned, noise * math.sqrt(5 / window))
+    limit = np.maximum(thresholds.gap * learned, noise * math.sqrt(5 / window))
+    above = gap > limit
     above[:first] = False
     start = _last_stretch(above)
     if start is None or len(above) - start < thresholds.min_points or record.share(start) < thresholds.gap_patience:
         return None
-    departure = _date_departure(record, reference, first, start)
+    ahead = np.flatnonzero(gap[first:start] < -limit[first:start])  # a run that leads has not begun to lag
+    departure = _date_departure(record, reference, first + int(ahead[-1]) + 1 if len(ahead) else first, start)
     knee = _date_knee(record, 0)
     flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
     flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.6 * record.share(departure))

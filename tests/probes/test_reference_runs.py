@@ -157,3 +157,16 @@ def test_a_log_is_judged_as_the_run_was(where, losses):
     for step, loss in zip(STEPS, losses, strict=True):
         judge.feed(int(step), float(1e-4 * step), float(loss))
     assert repr(judge.judgement()) == repr(judged(losses, where))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("hurry", [3, 4, 8])
+def test_a_run_that_leads_has_not_begun_to_lag(noise, hurry):
+    """Learns faster at first, as at a larger learning rate, then slower: the lag begins after the two have crossed."""
+    rng = np.random.default_rng(0)
+    faster = 5 * np.exp(-STEPS * hurry / 20) + 6 - 0.005 * STEPS
+    crossed = int(STEPS[faster < HEALTHY][-1])
+    answer = judged(faster + noise * rng.standard_normal(N), WHOLE["every step"])
+    assert answer.outcome is Outcome.DEGRADATION
+    assert answer.onset_step is not None
+    assert crossed - 10 * (noise > 0) <= answer.onset_step <= crossed + N // 10
