@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -202,7 +203,7 @@ def kept_run(
     """The state of this command, in the output folder or a cache folder: an interrupted run goes on from it.
 
     Args:
-        streamed: the checkpoint, whose files take part in the run's name.
+        streamed: the checkpoint, whose weight files and configuration take part in the run's name.
         batches: so do the tokens.
         command: and the command.
         options: and whatever else decides the result.
@@ -217,6 +218,8 @@ def kept_run(
         "command": command,
         "options": dict(options),
         "files": {str(path.absolute()): print_of for path, print_of in streamed.stream.reader.fingerprints.items()},
+        "configuration": _configuration(streamed),
+        "versions": {name: _version(name) for name in ("keel-dynamics", "torch", "transformers")},
         "dtype": str(next(streamed.model.parameters()).dtype),
         "device": str(streamed.device),
         "tokens": _digest(batches),
@@ -235,6 +238,19 @@ def kept_run(
             )
             raise typer.Exit(130) from None
         streamed.stream.reader.check_headers()
+
+
+def _configuration(streamed: StreamedCheckpoint) -> dict[str, object]:
+    """As it was understood, so that a file that says the same in other words is the same."""
+    stored = dict(streamed.model.config.to_dict())  # type: ignore[operator,union-attr]  # of keel's models and of transformers'
+    return {name: value for name, value in stored.items() if name != "_name_or_path"}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cache_folder() -> Path:

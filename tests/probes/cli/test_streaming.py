@@ -293,3 +293,42 @@ def test_a_state_without_its_streams_is_refused(command, file, checkpoint, cache
     assert (code, out) == (2, "")
     assert f"{file}.streams" in err
     assert "delete that folder to start anew" in err
+
+
+def _another_rope(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 2
+    (checkpoint / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_does_not_go_on_under_another_configuration(command, checkpoint, monkeypatch, capsys) -> None:
+    arguments = (command, checkpoint, *SHORT, "--stream")
+    _stopped_after(5, monkeypatch, capsys, *arguments)
+    _another_rope(checkpoint)
+    code, changed, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    assert "goes on after" not in err
+    _, expected, _ = run(monkeypatch, capsys, *arguments)
+    assert json.loads(changed)["rows"] == json.loads(expected)["rows"]
+
+
+@pytest.mark.parametrize("package", ["keel-dynamics", "torch", "transformers"])
+def test_a_run_does_not_go_on_with_other_versions(package, checkpoint, monkeypatch, capsys) -> None:
+    from importlib import metadata
+
+    version = metadata.version
+    arguments = ("grad-norm", checkpoint, *SHORT, "--stream")
+    _stopped_after(5, monkeypatch, capsys, *arguments)
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == package else version(name))
+    code, _, err = run(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    assert "goes on after" not in err
+
+
+def test_a_configuration_written_in_another_order_is_the_same(checkpoint, monkeypatch, capsys) -> None:
+    arguments = ("grad-norm", checkpoint, *SHORT, "--stream")
+    _stopped_after(5, monkeypatch, capsys, *arguments)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(dict(reversed(config.items()))))
+    assert "goes on after step 5" in run(monkeypatch, capsys, *arguments)[2]
