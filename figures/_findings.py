@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ __all__ = [
     "Verdict",
     "conclude",
     "decide",
+    "every",
     "final_loss",
     "in_runs",
     "largest_rise",
@@ -63,6 +64,17 @@ def conclude(parts: Parts, main: Collection[str]) -> str:
     if all(found):
         return decide(fully=all(parts.values()), in_direction=True)
     return Verdict.NOT_REPRODUCED.value if any(part is False for part in found) else Verdict.NOT_DECIDED.value
+
+
+def every(answers: Iterable[bool | None]) -> bool | None:
+    """Whether all answers are yes; no where one is no, None where none is no and one is open.
+
+    Example:
+        >>> every([True, True]), every([True, None]), every([False, None])
+        (True, None, False)
+    """
+    found = list(answers)
+    return False if any(answer is False for answer in found) else None if None in found else True
 
 
 def same_sign(differences: Sequence[float] | FloatArray) -> bool | None:

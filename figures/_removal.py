@@ -14,10 +14,21 @@ if TYPE_CHECKING:
 
     from probes.removal_result import LayerRemoval
 
-__all__ = ["PAPER_FIRST_LAYERS", "draw_costs", "place_of_first_layers", "removal_frame", "trend_past_first"]
+__all__ = [
+    "PAPER_FIRST_LAYERS",
+    "TREND_LEVEL",
+    "draw_costs",
+    "place_of_first_layers",
+    "removal_frame",
+    "trend_p_past_first",
+    "trend_past_first",
+    "trend_rises",
+]
 
 PAPER_FIRST_LAYERS = 1e4
 """Perplexity that the paper says removing a first layer exceeds (appendix A)."""
+TREND_LEVEL = 0.01
+"""Probability, two-sided, of a rank correlation by chance below which a trend over depth counts as one."""
 _FIRST_SHARE = 0.1
 
 
@@ -60,6 +71,33 @@ def trend_past_first(costs: Sequence[float]) -> float:
     """
     rest = np.asarray(costs, float)[place_of_first_layers(len(costs)) :]
     return round(float(spearmanr(np.arange(len(rest)), rest).statistic), 12)
+
+
+def trend_p_past_first(costs: Sequence[float]) -> float:
+    """Probability, two-sided, of such a rank correlation of cost and depth past the first tenth if there were none.
+
+    Args:
+        costs: of every unit, first to last.
+
+    Example:
+        >>> trend_p_past_first([9.0, *range(20)]) < TREND_LEVEL
+        True
+    """
+    rest = np.asarray(costs, float)[place_of_first_layers(len(costs)) :]
+    return float(spearmanr(np.arange(len(rest)), rest).pvalue)
+
+
+def trend_rises(costs: Sequence[float]) -> bool | None:
+    """Whether the cost past the first tenth rises with depth, by :data:`TREND_LEVEL`; None where it is not told from no trend.
+
+    Args:
+        costs: of every unit, first to last.
+
+    Example:
+        >>> trend_rises([9.0, *range(20)]), trend_rises([9.0, *range(20, 0, -1)]), trend_rises([9.0, 1.0, 3.0, 2.0, 3.0])
+        (True, False, None)
+    """
+    return trend_past_first(costs) > 0 if trend_p_past_first(costs) < TREND_LEVEL else None
 
 
 def draw_costs(axes: Axes, rows: pd.DataFrame, *, color: str, marker: str, bars: bool = True, label: str = "") -> None:

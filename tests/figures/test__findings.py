@@ -8,6 +8,7 @@ import pytest
 from figures._findings import (
     conclude,
     decide,
+    every,
     final_loss,
     in_runs,
     largest_rise,
@@ -81,6 +82,10 @@ def test_verdict_by_parts(main: bool | None, other: bool | None, verdict: str) -
 def test_one_main_part_that_fails_decides_even_beside_one_that_is_open() -> None:
     assert conclude({"a": None, "b": False}, main=["a", "b"]) == "not reproduced"
     assert conclude({"a": None, "b": True}, main=["a", "b"]) == "not decided"
+
+
+def test_every_answer_has_to_be_there() -> None:
+    assert (every([True]), every([True, None]), every([None, False, True])) == (True, None, False)
 
 
 @pytest.mark.parametrize(

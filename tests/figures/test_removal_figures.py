@@ -6,7 +6,7 @@ import pytest
 
 from figures import fig6_layer_removal, fig7_open_models
 from figures._curves import ONE_COLUMN
-from figures._removal import trend_past_first
+from figures._removal import TREND_LEVEL, trend_p_past_first, trend_past_first, trend_rises
 from probes.checkpoint import load_checkpoint
 from probes.layer_removal import measure_layer_removal
 from probes.text import checkpoint_batches, default_text
@@ -29,8 +29,8 @@ def with_first(first: float, rest: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("keel", "verdict"),
     [
-        ((with_first(50, 3 * RISING), with_first(50, 2 * RISING)), "reproduced"),
-        ((with_first(50, 3 * RISING), with_first(50, 0.9 * RISING)), "reproduced in direction"),
+        ((with_first(50, 3 * RISING), with_first(50, 2 * RISING)), "reproduced in direction"),
+        ((with_first(50, 3 * RISING), with_first(50, 0.9 * RISING)), "not decided"),
         ((with_first(0.1, 3 * RISING), with_first(0.1, 3 * RISING)), "reproduced in direction"),
         ((with_first(50, 3 * RISING[::-1]), with_first(50, 3 * RISING[::-1])), "reproduced in direction"),
         ((with_first(50, 0.5 * RISING), with_first(50, 0.5 * RISING)), "not reproduced"),
@@ -42,6 +42,33 @@ def test_layer_removal(keel: tuple[np.ndarray, ...], verdict: str) -> None:
     assert found["pre_ln"]["first_blocks_delta_perplexity"]["median"] == 50
     assert found["pre_ln"]["rank_correlation_with_depth_past_first"]["median"] == 1
     assert found["keel"]["shallow_half_delta_perplexity"]["seeds"] == 2
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(2e4, "reproduced"), (9e3, "reproduced in direction")])
+def test_layer_removal_asks_for_the_papers_perplexity(first: float, verdict: str) -> None:
+    found = fig6_layer_removal.finding(pair(with_first(first, RISING), (with_first(first, 3 * RISING),) * 2))
+    assert found["verdict"] == verdict
+    assert list(found["parts"].values()) == [True, first > 1e4, True, True]
+
+
+def test_of_seeds_with_opposite_signs_nothing_is_said() -> None:
+    """A median above zero of one seed below and one above decides nothing."""
+    found = fig6_layer_removal.finding(pair(with_first(50, RISING), (with_first(50, 3 * RISING), with_first(50, 0.9 * RISING))))
+    assert found["shallow_half_keel_minus_pre_ln"]["median"] > 0
+    assert found["parts"]["Keel's shallow half costs more than Pre-LN's"] is None
+
+
+WEAK = np.array([2, 1, 6, 3, 9, 5, 4, 13, 7, 18, 8, 11, 10, 19, 12, 0, 14, 15, 1.5])
+
+
+def test_a_trend_that_chance_would_give_is_none() -> None:
+    assert trend_past_first([99.0, *WEAK]) > 0.3
+    assert trend_p_past_first([99.0, *WEAK]) > TREND_LEVEL
+    assert trend_rises([99.0, *WEAK]) is None
+    assert fig7_open_models.finding(costs(with_first(2e4, WEAK), checkpoint="a"))["verdict"] == "not decided"
+    found = fig6_layer_removal.finding(pair(with_first(2e4, WEAK), (with_first(2e4, 3 * WEAK),) * 2))
+    assert found["parts"]["past the first the cost rises with depth"] is None
+    assert found["keel"]["cost_rises_with_depth"] == [False, False]
 
 
 def test_layer_removal_drawing_shows_all_costs_and_marks_what_has_no_place() -> None:
