@@ -16,7 +16,7 @@ from probes.divergence_criteria import JudgeThresholds
 from probes.run_folder import StepRecord
 from probes.trial import SweepError, Trial
 from probes.trial_folder import TrialFolder
-from tests.probes._sweeps import one_trial, small_sweep
+from tests.probes._sweeps import one_trial, pretended_result, small_sweep
 
 STEPS = 60
 CORPUS = {"unigram_entropy": 3.0, "vocab_size": 256}
@@ -42,7 +42,9 @@ def finished(path: Path, values: list[float], *, seconds: float = 2.0, trial: Tr
     ]
     (folder.run_path / "log.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
     heard = early_stopping.listen(records, folder.trial, Landmarks(unigram_entropy=3.0, initial_loss=math.log(256)))
-    folder.write_result({"training": {"corpus": CORPUS}, "judgement": heard.to_dict()})
+    result = pretended_result(folder.trial)
+    result["training"]["corpus"] |= CORPUS
+    folder.write_result({**result, "judgement": heard.to_dict()})
     return folder
 
 
