@@ -310,11 +310,15 @@ class _Run:
         """What the finished steps of an interrupted run have left."""
         if self.state is None or not self.state.n_steps:
             return
-        for record in self.state.records:
+        with self.state.restoring():
+            self._restore_from(self.state)
+
+    def _restore_from(self, state: RunState) -> None:
+        for record in state.records:
             self.weight_norms.update({self.parameters[name]: norm for name, norm in record["weight_norms"].items()})
             for capture, delta in zip(self.captures, record["captures"], strict=True):
                 restore_capture(capture, delta, self.parameters)
-        kept = self.state.tensors
+        kept = state.tensors
         self.gradients = [gradient.to(self.streamed.device) for gradient in kept["gradients"]]
         self.shared_rows, self.shared = kept["shared_rows"], kept["shared"]
         for i, reader in enumerate(self.readers):

@@ -117,7 +117,8 @@ class KeptSweep:
         streams = self.state.streams("variants", shapes, n_streams, dtype)
         self._copy = self.state.streams("before_block", shapes, n_streams, dtype)
         if self.state.n_steps % 2:
-            self._restore(streams, len(shapes), self.state.records[-1])
+            with self.state.restoring():
+                self._restore(streams, len(shapes), self.state.records[-1])
         return streams, self.state.n_steps // 2
 
     @property

@@ -164,6 +164,19 @@ class RunState:
         """The run has ended well: nothing of it is needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Around what reads records and tensors of finished steps: whatever is not in them makes the state a damaged one.
+
+        Raises:
+            OutputError: naming the folder and what to do.
+        """
+        try:
+            yield
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+            missing = isinstance(error, KeyError)
+            raise self._damaged(f"{error} is not in it" if missing else str(error)) from error
+
     def _damaged(self, reason: str) -> OutputError:
         return OutputError(
             f"the state of an earlier run in '{self.folder}' cannot be read ({reason}); delete that folder to start anew"
@@ -174,16 +187,25 @@ class RunState:
         if not path.exists():
             (self.folder / _RECORDS).unlink(missing_ok=True)
             return
-        try:
+        with self.restoring():
             n_steps, self.tensors = _read_tensors(path)
-            lines = (self.folder / _RECORDS).read_text(encoding="utf-8").splitlines()[:n_steps]
+            found = (self.folder / _RECORDS).read_text(encoding="utf-8")
+            lines = found.splitlines()[:n_steps]
             self.records = [json.loads(line) for line in lines]
             if len(lines) < n_steps:
                 raise ValueError(f"{_RECORDS} holds {len(lines)} of {n_steps} finished steps")
-        except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
-            raise self._damaged(str(error)) from error
-        whole = "".join(f"{line}\n" for line in lines)  # a line that was begun, or belongs to a step not handed on, goes
-        (self.folder / _RECORDS).write_text(whole, encoding="utf-8")
+        whole = "".join(f"{line}\n" for line in lines)
+        if found != whole:  # a line that was begun, or belongs to a step not handed on, goes
+            self._replace_records(whole)
+
+    def _replace_records(self, text: str) -> None:
+        """By a rename: who is killed meanwhile leaves the old lines or the new ones."""
+        temporary = self.folder / f".{_RECORDS}"
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.folder / _RECORDS)
+        except OSError as error:
+            raise OutputError(f"cannot write the state of the run into '{self.folder}': {error.strerror or error}") from error
 
 
 def _write_tensors(path: Path, n_steps: int, values: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from probes.layer_removal import measure_layer_removal
 from probes.model import Transformer
 from probes.saving import save_model
 from probes.streaming.model import open_streamed
-from probes.streaming.removal import measure_streamed_layer_removal
+from probes.streaming.removal import KeptSweep, measure_streamed_layer_removal
 from probes.streaming.run_state import RunState
 from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._tiny import FAMILIES, N_BLOCKS
@@ -174,3 +174,10 @@ def test_variants_that_do_not_fit_onto_the_disk_are_refused(tmp_path: Path, monk
     with open_streamed(folder) as streamed, pytest.raises(OutputError, match="GB and do not fit into"):
         measure_streamed_layer_removal(streamed, two_batches(), state=RunState(place))
     assert not list(place.glob("*.streams"))
+
+
+def test_a_line_that_does_not_say_what_was_copied_makes_a_damaged_state(tmp_path: Path) -> None:
+    KeptSweep(RunState(tmp_path)).open([(1, 2, 3)], 2, torch.float32)
+    RunState(tmp_path).finish_step({"passed": 0})
+    with pytest.raises(OutputError, match=r"'copied' is not in it.*to start anew"):
+        KeptSweep(RunState(tmp_path)).open([(1, 2, 3)], 2, torch.float32)

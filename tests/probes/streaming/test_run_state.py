@@ -62,7 +62,7 @@ def _without_facts(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a file of tensors": (lambda folder: (folder / "tensors.safetensors").write_bytes(b"broken"), ".*eader"),
     "cut short": (lambda folder: os.truncate(folder / "tensors.safetensors", 40), ".*eader"),
-    "another program's": (_without_facts, "'__metadata__'"),
+    "another program's": (_without_facts, "'__metadata__' is not in it"),
     "lines are missing": (lambda folder: (folder / "steps.jsonl").write_text(""), "steps.jsonl holds 0 of 1 finished"),
 }
 
@@ -73,6 +73,44 @@ def test_a_damaged_state_is_refused_with_what_to_do(damage: Callable[[Path], obj
     damage(folder)
     with pytest.raises(OutputError, match=rf"cannot be read \({reason}.*delete that folder to start anew"):
         RunState(folder)
+
+
+def test_opening_a_whole_state_writes_nothing(folder: Path) -> None:
+    state = RunState(folder)
+    state.finish_step({"a": 1}, {"x": torch.ones(1)})
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    RunState(folder)
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+
+
+def test_a_kill_while_surplus_lines_are_taken_away_loses_no_finished_step(folder: Path, monkeypatch) -> None:
+    RunState(folder).finish_step({"a": 1})
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.write('{"a": ')
+
+    def killed(path: Path, text: str, **_: object) -> int:
+        with path.open("w") as stream:
+            stream.write(text[:3])
+        raise _StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", killed)
+        with pytest.raises(_StoppedError):
+            RunState(folder)
+    assert RunState(folder).records == [{"a": 1}]
+
+
+LINES = {"other keys": ("{}", "'weight_norms' is not in it"), "a number": ("3", "'int' object"), "a list": ("[]", "list indices")}
+
+
+@pytest.mark.parametrize(("line", "reason"), LINES.values(), ids=LINES)
+def test_lines_of_another_kind_make_a_damaged_state(line: str, reason: str, folder: Path, tmp_path: Path) -> None:
+    saved_family("llama", tmp_path)
+    with open_streamed(tmp_path) as streamed, pytest.raises(_StoppedError):
+        measure_streamed_gradient_norms(streamed, two_batches(), state=RunState(folder), on_step=_stop_at(1))
+    (folder / "steps.jsonl").write_text(line + "\n")
+    with open_streamed(tmp_path) as streamed, pytest.raises(OutputError, match=rf"cannot be read \({reason}.*to start anew"):
+        measure_streamed_gradient_norms(streamed, two_batches(), state=RunState(folder))
 
 
 class _Bomb:
