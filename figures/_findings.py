@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = [
     "conclude",
     "decide",
     "every",
+    "failed_runs",
     "final_loss",
     "in_runs",
     "largest_rise",
@@ -208,6 +209,23 @@ def spread_over_seeds(values: Sequence[float]) -> dict[str, float | int]:
         "high": float(found.max()),
         "seeds": len(found),
     }
+
+
+def failed_runs(failed: pd.DataFrame) -> list[dict[str, Any]]:
+    """Which runs :func:`learned_nothing`, ready for JSON.
+
+    Args:
+        failed: of :func:`in_runs`, those alone.
+    """
+    return [
+        {
+            "scheme": str(run["scheme"]),
+            "n_sublayers": int(run["n_sublayers"]),
+            "seed": int(run["seed"]),
+            "validation_loss": float(run["validation_loss"]),
+        }
+        for _, run in failed.iterrows()
+    ]
 
 
 def paired_gap(runs: pd.DataFrame, value: str, first: str = "pre_ln", second: str = "keel") -> list[float]:

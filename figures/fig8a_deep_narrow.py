@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
-from figures._findings import decide, in_runs, spread_over_seeds
+from figures._findings import conclude, failed_runs, in_runs, learned_nothing, same_sign, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
 from keel_theory.schemes import get_scheme
@@ -123,9 +123,10 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Per scheme and shape the validation and the final training loss (nats per token, over seeds) and the number of
-        parameters; what depth gains, loss of the wide minus loss of the deep one, seed by seed; and the verdict: reproduced if
-        in every seed Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with
-        Keel than with Pre-LN; in direction if both are so in the median.
+        parameters; what depth gains, loss of the wide minus loss of the deep one, seed by seed; the runs that end at the
+        unigram entropy, of which nothing can be compared; the parts of the statement; and the verdict: reproduced if in every seed
+        Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with Keel than with
+        Pre-LN; not decided where seeds differ, or a run learned nothing.
     """
     runs = in_runs(frame)
     shallow, deep = sorted(runs["n_sublayers"].unique())
@@ -134,6 +135,11 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
     best_pre_ln = np.minimum(table["pre_ln", shallow], table["pre_ln", deep])
     lead = (best_pre_ln - table["keel", deep]).to_numpy(float)
     more = gains["keel"] - gains["pre_ln"]
+    failed = runs[learned_nothing(runs)]
+    parts = {
+        "Keel, deep and narrow, ends lower than both shapes of Pre-LN": same_sign(lead) if failed.empty else None,
+        "depth gains more with Keel than with Pre-LN": same_sign(more) if failed.empty else None,
+    }
     return {
         "peak_lr": float(runs["peak_lr"].iloc[0]),
         "shapes": [
@@ -149,10 +155,10 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         ],
         "gain_of_depth": {scheme: spread_over_seeds(gain.tolist()) for scheme, gain in gains.items()},
         "lead_of_deep_keel_over_pre_ln": spread_over_seeds(lead.tolist()),
-        "verdict": decide(
-            fully=bool((lead > 0).all() and (more > 0).all()),
-            in_direction=bool(np.median(lead) > 0 and np.median(more) > 0),
-        ),
+        "unigram_entropy": float(runs["unigram_entropy"].iloc[0]),
+        "learned_nothing": failed_runs(failed),
+        "parts": parts,
+        "verdict": conclude(parts, main=list(parts)),
     }
 
 

@@ -13,10 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
-from figures._findings import decide, in_runs, paired_gap, spread_over_seeds
+from figures._findings import conclude, failed_runs, in_runs, learned_nothing, paired_gap, same_sign, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
 from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
 from keel_theory.schemes import get_scheme
@@ -114,10 +112,13 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Final training and validation losses of both (nats per token, over seeds), the gap Pre-LN minus Keel seed by seed, and
-        the verdict: reproduced if Keel's validation loss is the lower in every seed; in direction if in the median.
+        the verdict: reproduced if Keel's validation loss is the lower in every seed; not decided where seeds differ, or a run
+        ends at the unigram entropy.
     """
     runs = in_runs(frame)
     gap = paired_gap(runs, "validation_loss")
+    failed = runs[learned_nothing(runs)]
+    parts = {"Keel ends lower than Pre-LN": same_sign(gap) if failed.empty else None}
     return {
         "peak_lr": float(runs["peak_lr"].iloc[0]),
         **{
@@ -129,7 +130,9 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         },
         "validation_gap_pre_ln_minus_keel": spread_over_seeds(gap),
         "training_gap_pre_ln_minus_keel": spread_over_seeds(paired_gap(runs, "final_loss")),
-        "verdict": decide(fully=min(gap) > 0, in_direction=bool(np.median(gap) > 0)),
+        "learned_nothing": failed_runs(failed),
+        "parts": parts,
+        "verdict": conclude(parts, main=list(parts)),
     }
 
 
