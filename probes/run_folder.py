@@ -274,7 +274,7 @@ class RunFolder:
     @property
     def corpus_fields(self) -> dict[str, Any] | None:
         """The stored configuration of the text, or None where no run is."""
-        with contextlib.suppressFileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
             found = read_object(self.path / _CONFIG, {"config.corpus": TABLE}, error=CheckpointError)["config"]["corpus"]
             return dict(found)
         return None
