@@ -295,6 +295,7 @@ def _costs(units: Sequence[Unit], differences: LossDifferences, estimates: Remov
     return tuple(
         UnitCost(
             unit=unit,
+            loss=differences.variant_loss[i],
             delta_loss=differences.delta_loss[i],
             delta_perplexity=differences.delta_perplexity[i],
             estimates=estimates.of_unit(i) if estimates is not None and i < known else {},

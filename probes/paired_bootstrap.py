@@ -70,12 +70,14 @@ class LossDifferences:
     Attributes:
         loss: of the intact model, nats per token.
         perplexity: of the intact model, exp(loss), dimensionless.
+        variant_loss: per variant, its own loss, nats per token; a number even where the intact model has none.
         delta_loss: per variant, its loss minus the intact one, nats per token.
         delta_perplexity: per variant, its perplexity minus the intact one, dimensionless.
     """
 
     loss: Interval
     perplexity: Interval
+    variant_loss: tuple[Interval, ...]
     delta_loss: tuple[Interval, ...]
     delta_perplexity: tuple[Interval, ...]
 
@@ -111,6 +113,7 @@ def paired_differences(
         return LossDifferences(
             loss=_interval(means_RV[:, 0], n_samples),
             perplexity=_interval(perplexities_RV[:, 0], n_samples),
+            variant_loss=tuple(_interval(means_R, n_samples) for means_R in means_RV.T[1:]),
             delta_loss=_differences(means_RV, n_samples),
             delta_perplexity=_differences(perplexities_RV, n_samples),
         )

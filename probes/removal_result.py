@@ -25,6 +25,7 @@ _UNITS = {
     "angular_distance": "1",
     "relative_contribution": "1",
 }
+_NOT_FINITE = {Status.NAN: "NaN", Status.INF: "infinite"}
 _FEWEST_RANKED = 3
 _CRITICAL = 5.0
 """An end is critical that costs more than the threshold and so many times the median between the ends, with confidence."""
@@ -36,12 +37,14 @@ class UnitCost:
 
     Attributes:
         unit: what was removed.
+        loss: without it, nats per token.
         delta_loss: loss without it minus the loss of the full model, nats per token; negative where the model gains.
         delta_perplexity: the same of the perplexities, dimensionless.
         estimates: the cheap numbers by name; empty where none were computed.
     """
 
     unit: Unit
+    loss: Interval
     delta_loss: Interval
     delta_perplexity: Interval
     estimates: Mapping[str, float] = field(default_factory=dict)
@@ -163,6 +166,7 @@ class LayerRemoval:
                 unit = cost.unit
                 place = {"place": unit.name, "kind": kind, "index": index, "block": unit.block}
                 place |= {"start": unit.start, "stop": unit.stop}
+                yield place | _values("loss_without", cost.loss, "nats/token")
                 yield place | _values("delta_loss", cost.delta_loss, "nats/token")
                 yield place | _values("delta_perplexity", cost.delta_perplexity, "1")
                 for name, value in cost.estimates.items():
@@ -202,6 +206,7 @@ class LayerRemoval:
     def verdict(self) -> list[str]:
         """What the numbers say, in sentences with numbers."""
         sentences = [
+            self._not_finite(),
             self._dearest(),
             self._ends_and_middle(),
             self._gains(),
@@ -215,8 +220,18 @@ class LayerRemoval:
     def _finite_costs(self) -> list[UnitCost]:
         return [c for c in self.costs if math.isfinite(c.delta_loss.value)]
 
+    def _not_finite(self) -> str:
+        """What can be said where the full model has no loss to compare with."""
+        if math.isfinite(self.loss.value):
+            return ""
+        losses = [f"{c.unit.name}: {c.loss:.3g}" for c in self.costs if math.isfinite(c.loss.value)]
+        found = f"it is finite only without {_few(losses)} nats/token" if losses else "no removal gives a finite one"
+        return f"The full model's loss is {_NOT_FINITE[self.loss.status]}; {found}."
+
     def _dearest(self) -> str:
         costs = sorted(self._finite_costs(), key=lambda c: -c.delta_loss.value)
+        if not math.isfinite(self.loss.value):
+            return ""
         if not costs:
             return "No removal gives a finite loss."
         shown = "; ".join(f"{c.unit.name} {c.delta_loss:+.2g}" for c in costs[:3])
@@ -246,14 +261,18 @@ class LayerRemoval:
         return f"The model gains on this text from removing {_few(names)} (below zero with confidence)." if names else ""
 
     def _not_numbers(self) -> Iterator[str]:
-        for status, word in ((Status.NAN, "NaN"), (Status.INF, "infinite")):
-            names = [c.unit.name for c in self.costs if c.delta_loss.status is status]
+        if not math.isfinite(self.loss.value):
+            return
+        for status, word in _NOT_FINITE.items():
+            names = [c.unit.name for c in self.costs if c.loss.status is status]
             if names:
                 yield f"The loss is {word} without {_few(names)}; the other units are not touched by this."
 
     def _cheap(self) -> Iterator[str]:
         limit = f"{self.threshold:g} nats/token"
-        if self.costs and not any(math.isfinite(c.delta_loss.high) for c in self.costs):
+        if not self._finite_costs():
+            return
+        if not any(math.isfinite(c.delta_loss.high) for c in self.costs):
             yield "Too little text for an interval: nothing can be called cheap with confidence."
             return
         names = [c.unit.name for c in cheap_units(self.costs, self.threshold)]
@@ -279,6 +298,8 @@ class LayerRemoval:
 
 
 def _cost(cost: UnitCost) -> str:
+    if not math.isfinite(cost.delta_loss.value):
+        return f"a loss of {cost.loss:.3g} nats/token"
     return f"{cost.delta_loss:+.3g} nats/token, perplexity {cost.delta_perplexity:+.3g}"
 
 
@@ -286,6 +307,7 @@ def _cost_dict(cost: UnitCost) -> dict[str, object]:
     return {
         "name": cost.unit.name,
         "modules": list(cost.unit.modules),
+        "loss": _finite(cost.loss.value),
         "delta_loss": _finite(cost.delta_loss.value),
         "standard_error": _finite(cost.delta_loss.standard_error),
         "delta_perplexity": _finite(cost.delta_perplexity.value),

@@ -155,13 +155,26 @@ def test_nan_in_one_variant_is_reported_for_that_unit_alone() -> None:
     assert [(row["value"], row["status"]) for row in rows] == [(None, "nan")]
 
 
+def test_one_block_that_gives_nan_is_named_with_the_loss_without_it() -> None:
+    model, data = tiny_model("llama"), batches(2)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = math.nan
+    result = measure_layer_removal(model, data)
+    with identity_in_place_of(model, result.costs[1].unit.sublayers):
+        expected = float(torch.cat([plain_losses(model, batch) for batch in data]).mean())
+    assert [cost.loss.status for cost in result.costs] == [Status.NAN, Status.OK, Status.NAN]
+    assert result.costs[1].loss.value == pytest.approx(expected, rel=1e-9)
+    [sentence] = result.verdict()
+    assert sentence.startswith(f"The full model's loss is NaN; it is finite only without block 1: {expected:.3g}")
+
+
 def test_a_model_that_is_nan_itself_is_said_to_be() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
         model.lm_head.weight[0, 0] = math.nan
     result = measure_layer_removal(model, batches(1))
     assert "the full model's own loss is not finite" in result.warnings[0]
-    assert result.verdict()[0] == "No removal gives a finite loss."
+    assert result.verdict() == ["The full model's loss is NaN; no removal gives a finite one."]
 
 
 def test_few_sequences_are_resampled_in_stretches_and_many_as_they_are() -> None:

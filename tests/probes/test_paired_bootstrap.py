@@ -50,6 +50,14 @@ def test_one_nan_stays_in_its_own_variant() -> None:
     assert math.isfinite(result.delta_loss[1].high)
 
 
+def test_a_variant_keeps_its_own_loss_where_the_intact_model_has_none() -> None:
+    result = paired_differences([[math.nan, 2.0], [3.0, 5.0]], [1, 1])
+    assert result.loss.status is Status.NAN
+    assert result.delta_loss[0].status is Status.NAN
+    assert result.variant_loss[0].value == 4.0
+    assert math.isfinite(result.variant_loss[0].high)
+
+
 def test_a_perplexity_beyond_float64_is_infinite_and_its_loss_is_not() -> None:
     result = paired_differences([[1.0, 1.0], [900.0, 900.0]], [1, 1])
     assert result.delta_perplexity[0].status is Status.INF

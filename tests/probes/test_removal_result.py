@@ -24,16 +24,23 @@ def unit(index: int) -> Unit:
     )
 
 
-def result(losses: Sequence[float], *, error: float = 0.001, threshold: float = 0.1) -> LayerRemoval:
-    """A model whose blocks cost these nats, all with the same standard error."""
+def result(losses: Sequence[float], *, error: float = 0.001, threshold: float = 0.1, full: float = 2.0) -> LayerRemoval:
+    """A model whose blocks cost these nats, all with the same standard error; where it is NaN, losses without each block."""
 
     def interval(value: float) -> Interval:
         known = math.isfinite(value) and math.isfinite(error)
         low, high = (value - 2 * error, value + 2 * error) if known else (math.nan, math.nan)
         return Interval(value=value, standard_error=error if known else math.nan, low=low, high=high)
 
+    whole = full if math.isfinite(full) else 0.0
     costs = tuple(
-        UnitCost(unit=unit(i), delta_loss=interval(loss), delta_perplexity=interval(loss)) for i, loss in enumerate(losses)
+        UnitCost(
+            unit=unit(i),
+            loss=interval(whole + loss),
+            delta_loss=interval(whole + loss - full),
+            delta_perplexity=interval(whole + loss - full),
+        )
+        for i, loss in enumerate(losses)
     )
     return LayerRemoval(
         family="llama",
@@ -46,7 +53,7 @@ def result(losses: Sequence[float], *, error: float = 0.001, threshold: float = 
         unit=UnitKind.BLOCK,
         span=1,
         n_steps=len(losses),
-        loss=interval(2.0),
+        loss=interval(full),
         perplexity=interval(7.4),
         n_tokens=100,
         n_predictions=99,
@@ -103,3 +110,28 @@ def test_gains_and_missing_numbers_are_said() -> None:
     assert "The model gains on this text from removing block 1 (below zero with confidence)." in verdict
     assert "The loss is NaN without block 2; the other units are not touched by this." in verdict
     assert "The loss is infinite without block 3; the other units are not touched by this." in verdict
+
+
+NOT_FINITE = {
+    "one": ([math.nan, math.nan, 5.8, math.nan], "finite only without block 2: 5.8 ± 0.001 nats/token"),
+    "two": ([4.0, math.inf, 5.8, math.nan], "finite only without block 0: 4 ± 0.001, block 2: 5.8 ± 0.001 nats/token"),
+    "none": ([math.nan] * 4, "no removal gives a finite one"),
+}
+
+
+@pytest.mark.parametrize(("full", "word"), [(math.nan, "NaN"), (math.inf, "infinite")], ids=["nan", "inf"])
+@pytest.mark.parametrize(("losses", "words"), NOT_FINITE.values(), ids=NOT_FINITE)
+def test_a_full_model_without_a_loss_is_said_and_where_there_is_one(
+    losses: list[float], words: str, full: float, word: str
+) -> None:
+    [sentence] = result(losses, full=full).verdict()
+    assert sentence.startswith(f"The full model's loss is {word}; ")
+    assert sentence.endswith(f"{words}.")
+
+
+def test_each_removal_keeps_its_own_loss_where_the_full_model_has_none() -> None:
+    rows = result([math.nan, 5.8, math.nan], full=math.nan).to_dict()["rows"]
+    assert isinstance(rows, list)
+    without = [(row["place"], row["value"], row["status"]) for row in rows if row["metric"] == "loss_without"]
+    assert without == [("block 0", None, "nan"), ("block 1", 5.8, "ok"), ("block 2", None, "nan")]
+    assert [row["value"] for row in rows if row["metric"] == "delta_loss"] == [None] * 3

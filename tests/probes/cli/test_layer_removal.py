@@ -88,7 +88,13 @@ def test_json_is_the_whole_result_and_files_hold_the_same(checkpoint, text, tmp_
 
 def test_no_estimates(checkpoint, text, monkeypatch, capsys) -> None:
     _, out, _ = run(monkeypatch, capsys, checkpoint, "--text", text, *SHORT, "--json", "--no-estimates")
-    assert {row["metric"] for row in json.loads(out)["rows"]} == {"loss", "perplexity", "delta_loss", "delta_perplexity"}
+    assert {row["metric"] for row in json.loads(out)["rows"]} == {
+        "loss",
+        "perplexity",
+        "loss_without",
+        "delta_loss",
+        "delta_perplexity",
+    }
 
 
 def test_a_folder_of_documents(checkpoint, tmp_path, monkeypatch, capsys) -> None:
