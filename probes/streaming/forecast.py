@@ -46,8 +46,8 @@ class Forecast:
         bytes_on_disk: of residual streams that a resumable run keeps on disk.
         flops: multiplications and additions of the matrix products.
         exact_flops: False where they depend on the data (experts, what turns out to be cheap), and are an upper limit.
-        bytes_per_second: measured on one block; of the page cache where the files are in it.
-        flops_per_second: measured on one block.
+        bytes_per_second: measured on one block; of the page cache where the files are in it; 0 where there is nothing to read.
+        flops_per_second: measured on one block; 0 where no operation could be counted.
         seconds: the longer of reading and computing, block by block.
         exact_bytes: False where a part of the run depends on the data, and the bytes read and kept are an upper limit.
     """
@@ -74,9 +74,13 @@ class Forecast:
             f"peak memory: about {self.peak_memory / _GB:.3g} GB of tensors, one block in use and one being read",
             f"on disk while it runs: {most_bytes}{self.bytes_on_disk / _GB:.3g} GB of residual streams",
             f"arithmetic: {most}{self.flops / _TERA:.3g} TFLOP",
-            f"time: {most or 'about '}{_duration(self.seconds)}, at {self.bytes_per_second / _GB:.2g} GB/s read and "
-            f"{self.flops_per_second / _GB:.3g} GFLOP/s, as measured now on one block",
+            f"time: {most or 'about '}{_duration(self.seconds)}, at {self._speeds()}, as measured now on one block",
         ]
+
+    def _speeds(self) -> str:
+        """Those that there was something to measure on."""
+        reading = [f"{self.bytes_per_second / _GB:.2g} GB/s read"] if self.bytes_per_second else []
+        return " and ".join([*reading, f"{self.flops_per_second / _GB:.3g} GFLOP/s"])
 
 
 def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[TokenBatch]) -> Forecast:
@@ -96,8 +100,8 @@ def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[Toke
     forward, backward = plan.block_flops(), plan.block_flops(_Pass.WITH_PARAMETERS)
     head = sum(plan.head_flops(batch.n_predictions, 3 if plan.head_is_one_window else 4) for batch in batches)
     speed = plan.speed
-    seconds = n_blocks * (
-        max(plan.mean_block / speed[0], forward.mean / speed[1]) + max(plan.mean_block / speed[0], backward.mean / speed[1])
+    seconds = n_blocks * sum(
+        max(_seconds(plan.mean_block, speed[0]), _seconds(flops.mean, speed[1])) for flops in (forward, backward)
     )
     largest = stream.block_memory(stream.largest_block)
     gradient = max((p.nbytes for p in streamed.model.parameters() if p.is_meta), default=0)
@@ -113,7 +117,7 @@ def forecast_gradient_norms(streamed: StreamedCheckpoint, batches: Sequence[Toke
         exact_flops=forward.exact and backward.exact,
         bytes_per_second=speed[0],
         flops_per_second=speed[1],
-        seconds=seconds + head / speed[1],
+        seconds=seconds + _seconds(head, speed[1]),
     )
 
 
@@ -295,8 +299,8 @@ class _Plan:
             peak_memory=activations + max(2 * largest, self.window_bytes + self.head_whole_memory),
             bytes_on_disk=2 * (n_removals + 1) * self.stream_bytes,
             flops=sum(per_block) + head,
-            seconds=head / speed
-            + sum(max(self.stream.block_bytes(k) / rate, flops / speed) for k, flops in enumerate(per_block)),
+            seconds=_seconds(head, speed)
+            + sum(max(_seconds(self.stream.block_bytes(k), rate), _seconds(flops, speed)) for k, flops in enumerate(per_block)),
         )
 
     def estimates(self, n_streams: int, max_memory: int | None) -> _Part:
@@ -309,13 +313,14 @@ class _Plan:
         limit = available_memory(self.streamed.device) // 2 if max_memory is None else max_memory
         largest = self.stream.block_memory(self.stream.largest_block)
         at_head = self.window_bytes + self.head_whole_memory + 2 * _TILE_BYTES
-        reading = self.mean_block / rate
+        reading = _seconds(self.mean_block, rate)
         return _Part(
             bytes_read=sum(self.entry_bytes) + 2 * self.block_bytes + self.head_whole_bytes + reads * self.head_row_bytes,
             peak_memory=(streams if streams <= limit else 0) + max(2 * largest + self.saved_bytes, at_head),
             bytes_on_disk=0 if streams <= limit else streams,
             flops=forward.total + both.total + head,
-            seconds=head / speed + self.layout.n_blocks * sum(max(reading, flops.mean / speed) for flops in (forward, both)),
+            seconds=_seconds(head, speed)
+            + self.layout.n_blocks * sum(max(reading, _seconds(flops.mean, speed)) for flops in (forward, both)),
         )
 
     def block_flops(self, kind: _Pass = _Pass.FORWARD) -> _Flops:
@@ -377,7 +382,13 @@ class _Plan:
             self.runner.run(block, entry.stream_BTD, entry.calls)
             run = time.perf_counter() - started
         flops, _ = self._flops_of(block, entry, _Pass.FORWARD)
-        return self.stream.block_bytes(block) / max(read, 1e-9), flops / max(run, 1e-9)
+        n_bytes = self.stream.block_bytes(block)  # none where all blocks share their weights, which stay in memory
+        return n_bytes / max(read, 1e-9), flops / max(run, 1e-9)
+
+
+def _seconds(amount: float, per_second: float) -> float:
+    """At a speed of zero there was nothing to measure it on, and nothing takes no time."""
+    return amount / per_second if per_second else 0.0
 
 
 def _duration(seconds: float) -> str:

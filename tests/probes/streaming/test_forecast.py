@@ -9,11 +9,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from probes.model import Transformer
 from probes.removal_units import removal_units
+from probes.saving import save_model
 from probes.streaming.forecast import forecast_gradient_norms, forecast_layer_removal
 from probes.streaming.gradients import measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
 from probes.streaming.removal import measure_streamed_layer_removal
+from tests.probes._models import random_ids, small_config
 from tests.probes._tiny import FAMILIES, N_BLOCKS, tiny_ids
 from tests.probes.streaming._streamed import predicting, saved_family, two_batches
 
@@ -125,3 +128,19 @@ def test_nothing_is_left_in_place(tmp_path: Path) -> None:
         assert {name: (id(p), p.is_meta) for name, p in streamed.model.named_parameters()} == before
     assert forecast.seconds > 0
     assert forecast.bytes_on_disk == (N_BLOCKS + 1) * (2 * 12 + 10 * 3) * 16 * 8
+
+
+def test_blocks_that_share_their_weights_have_nothing_to_read(tmp_path: Path) -> None:
+    save_model(Transformer(small_config("pre_ln", shared_blocks=True)), tmp_path)
+    batches = [predicting(random_ids())]
+    with open_streamed(tmp_path) as streamed:
+        gradients = forecast_gradient_norms(streamed, batches)
+        units = removal_units(streamed.layout, "block", 1)
+    with open_streamed(tmp_path) as streamed:
+        removal = forecast_layer_removal(streamed, batches, units, taylor=True, joint=True)
+    with open_streamed(tmp_path) as streamed:
+        measure_streamed_gradient_norms(streamed, batches)
+        assert streamed.stream.n_bytes_read == gradients.bytes_read
+    assert gradients.bytes_per_second == removal.bytes_per_second == 0
+    assert gradients.seconds > 0 < removal.seconds
+    assert "GB/s" not in gradients.lines()[-1]

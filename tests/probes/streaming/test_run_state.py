@@ -100,7 +100,11 @@ def test_a_kill_while_surplus_lines_are_taken_away_loses_no_finished_step(folder
     assert RunState(folder).records == [{"a": 1}]
 
 
-LINES = {"other keys": ("{}", "'weight_norms' is not in it"), "a number": ("3", "'int' object"), "a list": ("[]", "list indices")}
+LINES = {
+    "other keys": ("{}", "'weight_norms' is not in it"),
+    "a number": ("3", "'int' object"),
+    "a list": ("[]", "list indices"),
+}
 
 
 @pytest.mark.parametrize(("line", "reason"), LINES.values(), ids=LINES)
