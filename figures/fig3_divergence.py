@@ -286,7 +286,7 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Per kind the run that is drawn, its onset and Max LR (None for a plain training), and whether the same setting is called
-        so in each seed looked at; None where there is no run. The number of runs looked at; their outcomes, of ramps judged
+        so in each seed looked at; None where there is no run. Which run is drawn beside which, in words. The number of runs looked at; their outcomes, of ramps judged
         alone and of plain trainings judged beside a healthy run; every judgement of every run; and the verdict: reproduced if
         all three kinds were met, in direction if two.
     """
@@ -296,6 +296,7 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
     deciding = (tried["run"] == "plain") == (tried["beside"] != "")
     return {
         **found,
+        "drawn_in_words": "; ".join(words for kind in KINDS if (words := _drawn_words(frame, kind))),
         "runs_looked_at": tried["trial"].nunique(),
         "outcomes": {
             str(run): {str(outcome): int(n) for outcome, n in rows["judged"].value_counts().items()}
@@ -338,6 +339,24 @@ def _first(frame: pd.DataFrame, kind: str) -> dict[str, Any] | None:
         "reason": str(row["reason"]),
         "each_seed": _each_seed(frame, row, kind),
     }
+
+
+def _drawn_words(frame: pd.DataFrame, kind: str) -> str:
+    """Which run is drawn for a kind, beside which, and how it was judged; empty where there is none."""
+    rows = frame[frame["kind"] == kind]
+    if rows.empty:
+        return ""
+    diverged, healthy = (rows[rows["role"] == role].iloc[0] for role in ("diverged", "healthy"))
+    judged = "judged alone" if diverged["beside"] == "" else f"judged beside {diverged['beside']}"
+    runs = " beside a healthy ".join(
+        f"{_schedule(row)} of {get_scheme(str(row['scheme'])).label}" for row in (diverged, healthy)
+    )
+    return f"{kind.replace('_', ' ')}: {runs}, {judged}"
+
+
+def _schedule(row: pd.Series[Any]) -> str:
+    kind = "ramp to" if row["run"] == "ramp" else "plain training at"
+    return f"{kind} {row['peak_lr']:g} in {row['steps']} steps"
 
 
 def _each_seed(frame: pd.DataFrame, row: pd.Series[Any], kind: str) -> list[bool]:

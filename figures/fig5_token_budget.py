@@ -195,8 +195,8 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         step (one past the last if there is none) and that from which on Keel's smoothed loss is the lower one; where each
         scheme's learning rate lies in the grid it was tuned over; the parts of the statement; and the verdict: reproduced if in
         every seed and budget Keel starts higher and ends lower, and the gap is larger with more tokens; in direction if in
-        every seed Keel ends lower with more tokens, and the gap grows; not decided where seeds differ, or a run ends at the unigram
-        entropy.
+        every seed Keel ends lower with more tokens, and the gap grows; not decided where seeds differ, or a run ends at the
+        unigram entropy.
     """
     curves = frame[frame["role"] == "budget"]
     runs = in_runs(curves)

@@ -124,8 +124,8 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
     Returns:
         Per scheme and shape the validation and the final training loss (nats per token, over seeds) and the number of
         parameters; what depth gains, loss of the wide minus loss of the deep one, seed by seed; the runs that end at the
-        unigram entropy, of which nothing can be compared; the parts of the statement; and the verdict: reproduced if in every seed
-        Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with Keel than with
+        unigram entropy, of which nothing can be compared; the parts of the statement; and the verdict: reproduced if in every
+        seed Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with Keel than with
         Pre-LN; not decided where seeds differ, or a run learned nothing.
     """
     runs = in_runs(frame)

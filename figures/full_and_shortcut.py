@@ -213,17 +213,24 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Depth and width, and per FFN and scheme the gradient below the first block over that at the top, over seeds: full,
-        shortcut-only, and the closed form of the latter, dimensionless.
+        shortcut-only, and the closed form of the latter, dimensionless; the last two also per sub-layer, as the geometric mean
+        of the median; and what Eq. 15 says for weights of 1, 1 / 2^(L/2) over all sub-layers and 1/sqrt(2) over one.
     """
     deepest = frame[frame["n_sublayers"] == frame["n_sublayers"].max()]
     gains = bottom_gains(deepest)
     kinds = ("full", "shortcut", "closed_form")
+    n_sublayers = int(deepest["n_sublayers"].iloc[0])
     return {
-        "n_sublayers": int(deepest["n_sublayers"].iloc[0]),
+        "n_sublayers": n_sublayers,
+        "eq_15": 2.0 ** (-n_sublayers / 2),
+        "eq_15_per_sublayer": 2.0**-0.5,
         "width": int(deepest["width"].iloc[0]),
         **{
             str(ffn): {
-                str(scheme): {kind: spread_over_seeds(rows[kind].tolist()) for kind in kinds}
+                str(scheme): {
+                    **{kind: spread_over_seeds(rows[kind].tolist()) for kind in kinds},
+                    **{f"{kind}_per_sublayer": float(rows[kind].median() ** (1 / n_sublayers)) for kind in kinds[1:]},
+                }
                 for scheme, rows in of_ffn.groupby("scheme", sort=False)
             }
             for ffn, of_ffn in gains.groupby("ffn", sort=False)

@@ -50,6 +50,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 ALIKE = 0.99
 """Cosine between tokens, dimensionless."""
+VANISHED = 1e-3
+"""Share of a gradient left at the bottom, dimensionless, below which it is said to have vanished."""
 _BELOW_FIRST_BLOCK = 2
 _MOST_RANGE = 1e-12
 _GATED = "swiglu"
@@ -183,8 +185,9 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Depth, steps, and per FFN and scheme: what is left of the full and of the shortcut-only gradient at the first profile
-        and where the full one is lowest (with that step, that cosine, and the one at the top), the first profile at which
-        tokens are alike (None if none), the highest cosine and what is left of the full gradient there, and the mean loss of
+        and where the full one is lowest (with that step, that cosine, and the one at the top), the first profile at which it is
+        below :data:`VANISHED` with its learning rate and loss (None if none), the first at which tokens are alike (None if
+        none), the highest cosine and what is left of the full gradient there, and the mean loss of
         the last twentieth of the steps (nats per token).
     """
     frame = frame if "ffn" in frame.columns else frame.assign(ffn=_GATED)
@@ -217,12 +220,23 @@ def _course(run: pd.DataFrame) -> dict[str, Any]:
         "shortcut_there": float(shortcut.loc[lowest]),
         "cosine_there": float(cosine.loc[lowest]),
         "top_cosine_there": float(at_top.loc[lowest]),
+        "vanishes": _first_below(full, run),
         "alike_from": int(alike[0]) if len(alike) else None,
         "highest_cosine": float(cosine.loc[closest]),
         "highest_cosine_step": closest,
         "full_at_highest_cosine": float(full.loc[closest]),
         "last_loss": float(losses.iloc[-max(1, len(losses) // 20) :].mean()),
     }
+
+
+def _first_below(full: pd.Series[float], run: pd.DataFrame) -> dict[str, float | int] | None:
+    """The first profile at which what is left of the full gradient is below :data:`VANISHED`."""
+    below = full.index[full < VANISHED]
+    if not len(below):
+        return None
+    here = run[(run["step"] == below[0]) & (run["sublayer"] == -1)].set_index("metric")["value"]
+    step = int(below[0])
+    return {"step": step, "left": float(full.loc[step]), "lr": float(here["lr"]), "loss": float(here["loss"])}
 
 
 def _left(run: pd.DataFrame, metric: str) -> pd.Series[float]:

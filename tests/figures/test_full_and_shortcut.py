@@ -122,5 +122,7 @@ def test_finding_is_of_the_deepest_model_below_its_first_block(frame) -> None:
         "seeds": 3,
     }
     assert found["swiglu"]["pre_ln"]["shortcut"]["median"] == 1.0
+    assert found["eq_15"] == pytest.approx(found["eq_15_per_sublayer"] ** 6)
+    assert found["relu"]["keel"]["shortcut_per_sublayer"] ** 6 == pytest.approx(rows["shortcut"].median())
     changed = frame.assign(full=frame["full"].where(frame["boundary"] != 2, 7.0))
     assert full_and_shortcut.finding(changed)["swiglu"]["post_ln"]["full"]["low"] == 7.0

@@ -112,6 +112,9 @@ def test_finding_says_when_tokens_are_alike_and_how_far_the_gradient_falls(frame
     found = heat_maps.finding(changed)["swiglu"]
     assert (found["post_ln"]["alike_from"], found["keel"]["alike_from"]) == (steps[2], None)
     assert (found["post_ln"]["lowest_full"], found["post_ln"]["lowest_step"]) == (0.0, steps[3])
+    at = changed[mine & (changed["step"] == steps[3]) & (changed["sublayer"] == -1)].set_index("metric")["value"]
+    assert found["post_ln"]["vanishes"] == {"step": steps[3], "left": 0.0, "lr": float(at["lr"]), "loss": float(at["loss"])}
+    assert found["keel"]["vanishes"] is None
     assert found["post_ln"]["cosine_there"] == found["post_ln"]["top_cosine_there"] == pytest.approx(0.995)
     assert found["keel"]["lowest_full"] > 0
 

@@ -271,6 +271,7 @@ def table(max_lr: dict[str, tuple[float, ...]], bounds: tuple[str, ...] = (), **
         "batch_size": 4,
         "seq_len": 64,
         "best_loss": 2.5,
+        "resolution": 1e-4,
         "device": "cpu",
     }
     return pd.DataFrame(rows).assign(**(constant | columns))
@@ -299,9 +300,59 @@ def test_the_papers_order_is_reproduced() -> None:
 
 def test_keel_below_pre_ln_is_a_pair_against_the_paper() -> None:
     found = table1_max_lr.finding(table({**PAPER_ORDER, "pre_ln": (0.04, 0.041, 0.042)}))
-    assert found["verdict"] == "reproduced in direction"
+    assert found["verdict"] == "not reproduced"
+    assert found["parts"]["at 64 sub-layers Keel's Max LR is at least Pre-LN's"] is False
     assert found["pairs_against_the_paper"] == [["pre_ln", "keel"]]
     assert found["order_measured"][-2:] == ["keel", "pre_ln"]
+
+
+@pytest.mark.parametrize(
+    ("keel", "pre_ln", "verdict"),
+    [
+        ((0.03, 0.031, 0.032), (0.03, 0.031, 0.032), "reproduced in direction"),
+        ((0.03, 0.031, 0.032), (0.005, 0.05, 0.05), "not decided"),
+        ((0.03, 0.031, 0.032), (0.05, 0.05, 0.05), "not reproduced"),
+    ],
+    ids=["level", "below in the median, not surely", "surely below"],
+)
+def test_direction_needs_keel_level_with_pre_ln(keel, pre_ln, verdict: str) -> None:
+    weak = {**PAPER_ORDER, "deepnorm": (0.0001, 0.0001, 0.0001)}
+    assert table1_max_lr.finding(table({**weak, "keel": keel, "pre_ln": pre_ln}))["verdict"] == verdict
+
+
+def test_keel_has_to_be_level_at_every_depth() -> None:
+    deep = table({"post_ln": (0.00275,), "pre_ln": (0.05,), "keel": (0.003,)}, bounds=("pre_ln",), n_sublayers=256)
+    found = table1_max_lr.finding(runs([table(PAPER_ORDER), deep]))
+    assert found["verdict"] == "not reproduced"
+    assert [value for name, value in found["parts"].items() if "at least Pre-LN's" in name] == [True, False]
+
+
+@pytest.mark.parametrize(("steps_of_the_ramp", "told_apart"), [(2, False), (3, False), (4, True)])
+def test_a_few_steps_of_the_ramp_tell_nothing_apart(steps_of_the_ramp: int, told_apart: bool) -> None:
+    lower = 0.001 - steps_of_the_ramp * 1e-4
+    found = table1_max_lr.finding(table({"post_ln": (0.001,) * 3, "deepnorm": (lower,) * 3, "keel": (0.03,) * 3}))
+    assert found["pairs_against_the_paper"] == ([["post_ln", "deepnorm"]] if told_apart else [])
+
+
+def test_ramps_have_to_agree_before_a_pair_is_told_apart() -> None:
+    fine = table({"deepnorm": (0.004,) * 3, "hybrid_norm": (0.003,) * 3, "keel": (0.05,) * 3}, bounds=("keel",))
+    high = table({"deepnorm": (0.005,) * 3, "hybrid_norm": (0.005,) * 3, "keel": (0.07,) * 3}, peak_lr=0.25, steps=1000)
+    assert table1_max_lr.finding(fine)["pairs_against_the_paper"] == [["deepnorm", "hybrid_norm"]]
+    both = table1_max_lr.finding(runs([fine, high]))
+    assert both["pairs_against_the_paper"] == []
+    assert ["deepnorm", "hybrid_norm"] in both["pairs_not_told_apart"]
+
+
+def test_best_losses_are_medians_on_one_ramp() -> None:
+    """The lowest of any seed on a longer ramp would compare what cannot be compared."""
+    fine = table({"post_ln": (0.002,) * 3, "keel": (0.05,) * 3}, bounds=("keel",))
+    fine["best_loss"] = 2.0 + 0.1 * fine["seed"] + 0.5 * (fine["scheme"] == "post_ln")
+    high = table({"keel": (0.07,) * 3}, peak_lr=0.25, steps=1000).assign(best_loss=1.0)
+    frame = runs([fine, high])
+    found = table1_max_lr.finding(frame)
+    assert found["ramp_of_the_best_losses"] == 0.05
+    assert [found["schemes"][name]["best_loss"] for name in ("post_ln", "keel")] == pytest.approx([2.6, 2.1])
+    assert "| Keel | 0.07 (0.07 to 0.07) | 3 | stagnation | 0.25 | 2.10 | 0.0101 |" in table1_max_lr.as_markdown(frame)
 
 
 def test_a_reversed_order_is_not_reproduced() -> None:
