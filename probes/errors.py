@@ -1,6 +1,10 @@
 """Errors that are the user's to mend: the command line prints their message without a traceback and exits with 2."""
 
-__all__ = ["CheckpointError", "KeelError", "OutputError", "TextError", "UnsupportedModelError"]
+__all__ = ["CheckpointError", "Interrupted", "KeelError", "OutputError", "TextError", "UnsupportedModelError"]
+
+
+class Interrupted(Exception):
+    """A signal asked the work to stop, and what was done is kept. No error: the command line prints it and exits with 130."""
 
 
 class KeelError(Exception):

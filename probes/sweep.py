@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, get_args
 
 from probes.corpus import check_sources
+from probes.errors import Interrupted
 from probes.executors import Executor, ExecutorName, Job, JobOptions, RunningElsewhere, make_executor, slurm_jobs_alive
 from probes.sweep_folder import SweepFolder
 from probes.sweep_spec import Sweep
@@ -55,7 +56,7 @@ _PATIENCE = 60.0
 """Seconds that stopped jobs have to save their state."""
 
 
-class SweepInterrupted(Exception):
+class SweepInterrupted(Interrupted):
     """Ctrl-C or SIGTERM asked the scheduler to stop. The message says what goes on without it, and how to go on with it."""
 
 

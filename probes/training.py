@@ -28,7 +28,7 @@ from probes.activation_checkpointing import activation_checkpointing
 from probes.admin_profile import profile_admin
 from probes.corpus import Corpus, CorpusConfig, build_corpus
 from probes.dynamics import COLUMNS, gradient_profile, join_profiles, merge_profiles, read_profiles, updates, write_profile
-from probes.errors import CheckpointError, TextError
+from probes.errors import CheckpointError, Interrupted, TextError
 from probes.model import Transformer, residual_layout
 from probes.provenance import provenance
 from probes.run_folder import Outcome, RunFolder, SavedState, StepRecord, random_state, restore_random_state
@@ -63,7 +63,7 @@ _TOKENIZER = "tokenizer.json"
 _TOKENIZER_CONFIG = b'{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
 
 
-class TrainingInterrupted(Exception):
+class TrainingInterrupted(Interrupted):
     """A signal asked the run to stop; its state has been saved. The message says how to go on."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 
 import typer
 
@@ -21,6 +23,7 @@ from probes.cli import (
     verify,
 )
 from probes.cli._io import guarded_stdout
+from probes.errors import Interrupted, OutputError
 
 __all__ = ["app", "main"]
 
@@ -57,12 +60,16 @@ def keel() -> None:
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one message on stderr and exit code 2, never a traceback."""
+    """Run the command; a user's mistake is one message on stderr and exit code 2, an interruption 130; never a traceback."""
     try:
         with guarded_stdout():
+            _refuse_empty_paths(sys.argv[1:])
             app()
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
+    except Interrupted as error:
+        print(f"keel: {error}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if not _is_user_error(error):
             raise
@@ -70,7 +77,21 @@ def main() -> None:
         sys.exit(2)
 
 
-_INTERRUPTED = 128 + 2
+INTERRUPTED = 128 + 2
+"""Exit code after Ctrl-C, as of a process that SIGINT ends."""
+_PLACES = ("-o", "--output", "--runs")
+
+
+def _refuse_empty_paths(arguments: Sequence[str]) -> None:
+    """An empty text, as of a shell variable that is not set, would stand for the working folder.
+
+    Raises:
+        OutputError: naming the option.
+    """
+    for option, value in pairwise([*arguments, "-"]):
+        for place in _PLACES:
+            if (option == place and not value) or option == f"{place}=":
+                raise OutputError(f"{place} is given an empty path; name a place, '.' for the working folder")
 
 
 def _is_user_error(error: Exception) -> bool:

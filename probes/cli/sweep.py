@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_EXIT_INTERRUPTED = 130
 _EXIT_FAILED = 1
 
 
@@ -73,7 +72,7 @@ def run(
       keel sweep run big.toml --executor slurm --partition gpu --time 240
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from probes.executors import JobOptions
-    from probes.sweep import RunOptions, SweepInterrupted, run_sweep
+    from probes.sweep import RunOptions, run_sweep
     from probes.trial_folder import TrialState
 
     axes = {"schemes": schemes, "blocks": blocks, "widths": widths, "peaks": peaks, "seeds": seeds}
@@ -91,11 +90,7 @@ def run(
     )
     folder = output or Path("runs", sweep.name)
     print(f"{sweep.name}: {len(sweep.trials())} trial(s) in {folder}", file=sys.stderr)
-    try:
-        counts = run_sweep(sweep, folder, options, on_event=_tell)
-    except SweepInterrupted as error:
-        print(f"keel: {error}", file=sys.stderr)
-        raise typer.Exit(_EXIT_INTERRUPTED) from error
+    counts = run_sweep(sweep, folder, options, on_event=_tell)
     print(", ".join(f"{counts.get(state, 0)} {state.value}" for state in TrialState))
     if counts.get(TrialState.FAILED):
         print(f"keel: keel sweep status {folder} says why; the same command tries again", file=sys.stderr)

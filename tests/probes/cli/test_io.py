@@ -12,6 +12,7 @@ import pytest
 from probes.cli import main as cli
 from probes.cli._io import emit, output_folder, write_text_atomically
 from probes.errors import OutputError
+from probes.sweep import SweepInterrupted
 
 
 def test_writes_utf8_and_replaces(tmp_path):
@@ -93,6 +94,40 @@ def test_an_interrupted_command_says_130(monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(SystemExit, match="130"):
         cli.main()
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_work_that_was_stopped_is_one_message_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise SweepInterrupted("stopped; the same command goes on")
+
+    monkeypatch.setattr("figures.pipeline.make_figure", stopped)
+    monkeypatch.setattr(sys, "argv", ["keel", "figures", "heat_maps", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert capsys.readouterr().err == "keel: stopped; the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("figures", "phase_diagram", "-o", ""),
+        ("figures", "phase_diagram", "--output="),
+        ("figures", "phase_diagram", "--runs", ""),
+        ("train", "--steps", "60", "--output", ""),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["keel", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "is given an empty path; name a place, '.' for the working folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_stdout_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
