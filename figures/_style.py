@@ -6,8 +6,10 @@ holds fourteen hues that everyone tells apart, each scheme has its own dash and 
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -160,20 +162,32 @@ def label_line_ends(
         )
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; the suffix gives the format. SVG files carry no date, so equal runs give equal files.
+def save_figure(figure: Figure, *paths: Path) -> None:
+    """Write a figure, all files or none; suffixes give the formats. SVG files carry no date, so equal runs give equal files.
 
     Args:
         figure: the figure.
-        path: where to; an existing file is replaced.
+        paths: where to; existing files are replaced.
+
+    Raises:
+        OSError: if one of them cannot be written; none is then.
     """
+    partials = {path: path.with_name(f".{path.name}.partial") for path in paths}
+    try:
+        for path, partial in partials.items():
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            partial.write_bytes(_rendered(figure, path.suffix.lstrip(".") or "png"))
+        for path, partial in partials.items():
+            partial.replace(path)
+    finally:
+        for partial in partials.values():
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _rendered(figure: Figure, suffix: str) -> bytes:
     buffer = BytesIO()
-    suffix = path.suffix.lstrip(".") or "png"
     with paper_style():  # resolution, margins and reproducible SVG identifiers
         figure.savefig(buffer, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    return buffer.getvalue()

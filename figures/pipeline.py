@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from figures._style import GALLERY, save_figure
 from figures.registry import FigureError, FigureModule, get_figure
-from probes.errors import KeelError, OutputError
+from probes.errors import Interrupted, KeelError, OutputError
+from probes.stored_json import COUNT, NUMBER, TABLE, TEXT, list_of, read_object
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,20 @@ DATA = Path(__file__).with_name("data")
 RUNS = Path("runs", "figures")
 """Where runs that can be resumed live unless another folder is named; relative to the working folder."""
 _FORMATS = ("png", "svg")
+_ORIGIN = {
+    "figure": TEXT,
+    "preset": TEXT,
+    "settings": TABLE,
+    "key": TEXT,
+    "rows": COUNT,
+    "columns": list_of(TEXT, least=1),
+    "seconds": NUMBER,
+    "time": TEXT,
+    "parquet_sha256": TEXT,
+}
+"""Fields of the JSON beside a frame that are read."""
 _FIRST_SCHEMA = 1
+_INTERRUPTED = 128 + 2
 
 
 class Preset(str, Enum):
@@ -213,11 +227,11 @@ def make_figure(
     folder = _place(preset, runs, output, GALLERY, "gallery") if output is None else output
     _make_folder(folder)
     paths = tuple(folder / f"{name}.{suffix}" for suffix in _FORMATS)
-    for path in paths:
-        try:
-            save_figure(figure, path)
-        except OSError as error:
-            raise OutputError(f"cannot write '{path}': {error.strerror or error}; name a folder with -o") from error
+    try:
+        save_figure(figure, *paths)
+    except OSError as error:
+        place = error.filename or folder
+        raise OutputError(f"cannot write '{place}': {error.strerror or error}; name a folder with -o") from error
     return Drawn(
         name=name,
         preset=preset,
@@ -250,10 +264,17 @@ def _obtain(
     folder = _place(preset, runs, output, DATA, "data")
     if not recompute:
         for place in dict.fromkeys((folder, DATA)):
-            kept = stored_frame(name, preset, folder=place)
-            if kept is not None and kept.about["key"] == key:
-                tell(f"{name}: frame of {kept.about['time']}, {len(kept.frame):,} rows")
-                return kept
+            try:
+                kept = _read_kept(name, preset, place)
+                if kept.about["key"] != key:
+                    raise FigureError(f"the frame kept in {place} is of other settings")
+            except FileNotFoundError:
+                continue
+            except FigureError as error:
+                tell(f"{name}: {error}")
+                continue
+            tell(f"{name}: frame of {kept.about['time']}, {len(kept.frame):,} rows")
+            return kept
     _make_folder(folder)  # before hours of computing, not after
     tell(f"{name}: computing ({preset.value})")
     stored = _compute(name, module, preset, key, runs / preset.value / name)
@@ -277,6 +298,7 @@ def _compute(name: str, module: FigureModule, preset: Preset, key: str, folder: 
         "schema": getattr(module, "SCHEMA_VERSION", _FIRST_SCHEMA),
         "key": key,
         "rows": len(frame),
+        "columns": list(map(str, frame.columns)),
         "seconds": round(seconds, 3),
         "device": _device_name(str(settings.get("device", "cpu"))),
         **provenance(),
@@ -314,19 +336,43 @@ def stored_frame(name: str, preset: Preset | str = Preset.CPU, *, folder: Path =
         folder: where frames are kept.
 
     Returns:
-        The frame with its origin; None if there is none, or if its two files do not belong together.
+        The frame with its origin; None if there is none, or if it does not count: its two files are damaged, of another
+        figure, or do not belong together.
+    """
+    try:
+        return _read_kept(name, _preset(preset), folder)
+    except (FileNotFoundError, FigureError):
+        return None
+
+
+def _read_kept(name: str, preset: Preset, folder: Path) -> StoredFrame:
+    """The frame as it is kept.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        FigureError: if it does not count, saying why.
     """
     import pandas as pd
+    from pyarrow import ArrowException
 
-    stem = f"{name}.{_preset(preset).value}"
+    stem = f"{name}.{preset.value}"
+    origin, data = folder / f"{stem}.json", folder / f"{stem}.parquet"
+    about = read_object(origin, _ORIGIN, error=FigureError)
+    if (about["figure"], about["preset"]) != (name, preset.value):
+        raise FigureError(f"{origin} is of {about['figure']}, preset {about['preset']}")
     try:
-        about = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
-        content = (folder / f"{stem}.parquet").read_bytes()
-    except (OSError, ValueError):
-        return None
-    if not isinstance(about, dict) or about.get("parquet_sha256") != _digest(content):
-        return None
-    return StoredFrame(frame=pd.read_parquet(io.BytesIO(content)), about=about)
+        content = data.read_bytes()
+    except OSError as error:
+        raise FigureError(f"cannot read {data}: {error.strerror or error}") from error
+    if about["parquet_sha256"] != _digest(content):
+        raise FigureError(f"the bytes of {data} are not those that {origin.name} names")
+    try:
+        frame = pd.read_parquet(io.BytesIO(content))
+    except (ArrowException, OSError, ValueError) as error:
+        raise FigureError(f"{data} is no Parquet file: {error}") from error
+    if (len(frame), list(frame.columns)) != (about["rows"], about["columns"]):
+        raise FigureError(f"{data} does not have the {about['rows']} rows or the columns that {origin.name} names")
+    return StoredFrame(frame=frame, about=about)
 
 
 def _make_folder(folder: Path) -> None:
@@ -344,7 +390,7 @@ def run_main(name: str, arguments: Sequence[str] | None = None) -> None:
         arguments: of the command line; this process's own if None.
 
     Raises:
-        SystemExit: with 2 after an error of the user's.
+        SystemExit: with 2 after an error of the user's, with 130 where Ctrl-C or a signal has stopped it.
     """
     entry = get_figure(name)
     parser = argparse.ArgumentParser(prog=f"python -m {entry.module}", description=entry.title)
@@ -365,4 +411,7 @@ def run_main(name: str, arguments: Sequence[str] | None = None) -> None:
     except KeelError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except (Interrupted, KeyboardInterrupt) as error:
+        print(f"{parser.prog}: {str(error) or 'stopped'}", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from error
     print(*drawn.paths, sep="\n")

@@ -13,6 +13,7 @@ from figures import pipeline, registry
 from figures.pipeline import Preset, figure_frame, make_figure, read_preset, run_main, stored_frame
 from figures.registry import FigureEntry, FigureError
 from probes.errors import OutputError
+from probes.sweep import SweepInterrupted
 
 NAME = "made_up"
 
@@ -166,20 +167,94 @@ def test_a_kill_while_writing_leaves_no_half_frame(module, tmp_path, monkeypatch
     assert not list(pipeline.DATA.glob(".*"))
 
 
+def _told(tmp_path) -> str:
+    """What is said while the frame of four rows is obtained."""
+    lines: list[str] = []
+    assert len(figure_frame(NAME, runs=tmp_path, tell=lines.append)) == 4
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize("damage", [b"", b"PAR1", b"not a frame"])
 def test_a_damaged_frame_is_computed_again(module, tmp_path, damage) -> None:
     figure_frame(NAME, runs=tmp_path)
     (pipeline.DATA / "made_up.cpu.parquet").write_bytes(damage)
-    assert len(figure_frame(NAME, runs=tmp_path)) == 4
+    assert "are not those that made_up.cpu.json names" in _told(tmp_path)
     assert len(module.computed) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"key": 1'])
-def test_a_damaged_origin_is_computed_again(module, tmp_path, damage) -> None:
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("", "cannot read"),
+        ("[]", "does not hold a JSON object"),
+        ("{}", "field 'figure' is missing"),
+        ('{"key": 1', "cannot read"),
+        ("\udce9", "cannot read"),
+    ],
+    ids=["empty", "list", "no fields", "cut off", "not UTF-8"],
+)
+def test_a_damaged_origin_is_computed_again(module, tmp_path, damage, why) -> None:
     figure_frame(NAME, runs=tmp_path)
-    (pipeline.DATA / "made_up.cpu.json").write_text(damage)
-    figure_frame(NAME, runs=tmp_path)
+    (pipeline.DATA / "made_up.cpu.json").write_text(damage, encoding="utf-8", errors="surrogateescape")
+    assert why in _told(tmp_path)
     assert len(module.computed) == 2
+
+
+_MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        *((name, _MISSING, f"field '{name}' is missing") for name in pipeline._ORIGIN),
+        ("seconds", "long", "field 'seconds' must be a finite number"),
+        ("figure", "another", "is of another, preset cpu"),
+        ("preset", "gpu", "is of made_up, preset gpu"),
+        ("rows", 5, "does not have the 5 rows or the columns that made_up.cpu.json names"),
+        ("columns", ["score"], "does not have the 4 rows or the columns that made_up.cpu.json names"),
+        ("key", "0" * 64, "is of other settings"),
+    ],
+)
+def test_an_origin_that_does_not_fit_is_told_of_and_computed_again(module, tmp_path, field, value, why) -> None:
+    figure_frame(NAME, runs=tmp_path)
+    origin = pipeline.DATA / "made_up.cpu.json"
+    about = json.loads(origin.read_text())
+    about = {name: old for name, old in about.items() if name != field} | ({} if value is _MISSING else {field: value})
+    origin.write_text(json.dumps(about))
+    assert (_kept(pipeline.DATA) is None) == (why != "is of other settings")
+    assert why in _told(tmp_path)
+    assert len(module.computed) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"not a frame", b"PAR1" + b"0" * 40 + b"PAR1"])
+def test_bytes_that_their_origin_names_but_are_no_frame_are_computed_again(module, tmp_path, content) -> None:
+    figure_frame(NAME, runs=tmp_path)
+    origin = pipeline.DATA / "made_up.cpu.json"
+    about = json.loads(origin.read_text()) | {"parquet_sha256": hashlib.sha256(content).hexdigest()}
+    origin.write_text(json.dumps(about))
+    (pipeline.DATA / "made_up.cpu.parquet").write_bytes(content)
+    assert _kept(pipeline.DATA) is None
+    assert "is no Parquet file" in _told(tmp_path)
+    assert len(module.computed) == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_pictures_are_all_written_or_none(module, tmp_path, suffix) -> None:
+    (tmp_path / f"made_up.{suffix}").mkdir()
+    with pytest.raises(OutputError, match=rf"cannot write '.*made_up\.{suffix}'.*name a folder with -o"):
+        make_figure(NAME, runs=tmp_path / "runs", output=tmp_path)
+    assert [path.name for path in tmp_path.glob("*made_up*")] == [f"made_up.{suffix}"]
+
+
+@pytest.mark.parametrize("raised", [SweepInterrupted("stopped; go on"), KeyboardInterrupt()], ids=["sweep", "Ctrl-C"])
+def test_main_says_130_where_it_is_stopped(module, tmp_path, monkeypatch, capsys, raised) -> None:
+    def stopped(**_):
+        raise raised
+
+    monkeypatch.setattr(module, "compute", stopped)
+    with pytest.raises(SystemExit, match="130"):
+        run_main(NAME, ["--runs", str(tmp_path)])
+    assert capsys.readouterr().err.endswith("python -m figures.made_up: stopped" + ("; go on" if raised.args else "") + "\n")
 
 
 def test_unwritable_place_is_an_error_before_anything_is_computed(module, tmp_path) -> None:
