@@ -6,12 +6,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["provenance"]
+__all__ = ["command_line", "provenance"]
 
 _PACKAGES = ("keel-dynamics", "torch", "transformers", "safetensors", "gguf", "numpy", "pandas", "pyarrow")
 
@@ -26,8 +26,30 @@ def provenance() -> Mapping[str, object]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(sys.argv),
     }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """A command as it is kept: of an absolute path only the last name, for the others mean nothing on another machine.
+
+    Args:
+        arguments: the program first.
+
+    Returns:
+        As a shell reads it.
+
+    Example:
+        >>> command_line(["/opt/bin/keel", "figures", "--runs", "/data/me/runs", "--output=/out", "data/text"])
+        'keel figures --runs .../runs --output=.../out data/text'
+    """
+    program, *others = arguments
+    return shlex.join([Path(program).name, *map(_elided, others)])
+
+
+def _elided(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    return f"{option}{equals}.../{Path(value).name}" if Path(value).is_absolute() else argument
 
 
 def _version(package: str) -> str | None:
