@@ -267,7 +267,7 @@ class _Run:
             self.overwritten.add(table)
             share = self.shared_rows[i].get(self.names[table])
             norm = l2_norm(gradient_UD if share is None else gradient_UD + share)
-            self.captures[i].parameter_grad[table] = norm if others is None else torch.hypot(norm, others)
+            self.captures[i].parameter_grad[table] = norm if others is None else torch.hypot(norm, others.to(norm.device))
 
     def _take_all(self, i: int, parameters: Iterator[nn.Parameter] | Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -318,12 +318,21 @@ class _Run:
             self.weight_norms.update({self.parameters[name]: norm for name, norm in record["weight_norms"].items()})
             for capture, delta in zip(self.captures, record["captures"], strict=True):
                 restore_capture(capture, delta, self.parameters)
-        kept = state.tensors
-        self.gradients = [gradient.to(self.streamed.device) for gradient in kept["gradients"]]
+        kept = _on_device(state.tensors, self.streamed.device)
+        self.gradients = kept["gradients"]
         self.shared_rows, self.shared = kept["shared_rows"], kept["shared"]
         for i, reader in enumerate(self.readers):
             reader.shortcut = kept["shortcuts"][i]
             reader.held_stream, reader.held_branch = kept["held_streams"][i], kept["held_branches"][i]
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """The same with every tensor in it on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _on_device(inner, device) for key, inner in value.items()}
+    return [_on_device(inner, device) for inner in value] if isinstance(value, list) else value
 
 
 def _by_module(taps: Mapping[Tap, Any], blocks: Sequence[str]) -> dict[str, dict[Tap, Any]]:

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ import torch
 from safetensors.torch import save_file
 
 from probes.errors import OutputError
-from probes.streaming.gradients import measure_streamed_gradient_norms
+from probes.model import Transformer
+from probes.saving import save_model
+from probes.streaming.gradients import _Run, measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
 from probes.streaming.run_state import RunState, open_run_state
+from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._tiny import N_BLOCKS
-from tests.probes.streaming._streamed import saved_family, two_batches
+from tests.probes.streaming._streamed import predicting, saved_family, two_batches
 
 N_STEPS = 2 * N_BLOCKS + 2
 
@@ -267,3 +271,25 @@ def test_gradients_stopped_after_any_step_go_on_with_the_same_numbers(family: st
     with open_streamed(tmp_path) as streamed:
         got = measure_streamed_gradient_norms(streamed, batches, state=state)
     assert got.to_frame().equals(expected.to_frame())
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [tensor for one in inner for tensor in _tensors(one)]
+
+
+@pytest.mark.parametrize("scheme", ["keel", "highway"])
+def test_all_that_was_handed_on_goes_to_the_device_of_the_run(scheme: str, folder: Path, tmp_path: Path) -> None:
+    save_model(perturbed(Transformer(small_config(scheme, shared_blocks=True, tied_embeddings=True))), tmp_path)
+    batches = [predicting(random_ids())]
+    with open_streamed(tmp_path) as streamed, pytest.raises(_StoppedError):
+        measure_streamed_gradient_norms(streamed, batches, state=RunState(folder), on_step=_stop_at(N_BLOCKS + 2))
+    with open_streamed(tmp_path) as streamed:
+        run = _Run(streamed, batches, RunState(folder))
+        run.streamed = replace(streamed, device=torch.device("meta"))
+        run._restore()
+    kept = _tensors(run._handed_on())
+    assert len(kept) == len(_tensors(RunState(folder).tensors)) > 2
+    assert {tensor.device.type for tensor in kept} == {"meta"}
