@@ -7,7 +7,7 @@ and is called ``n_sublayers`` here. Column ``printed`` keeps each number as it s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -25,6 +25,8 @@ PUBLISHED = Path(__file__).with_name("published")
 """The folder with the published tables as CSV."""
 
 Key: TypeAlias = "str | int | float"
+
+_MOST_PERCENT = 100
 
 
 class PaperTablesError(KeelError):
@@ -155,7 +157,8 @@ def _read(path: Path, layout: TableFormat) -> pd.DataFrame:
     if list(raw.columns) != columns:
         raise PaperTablesError(f"'{path}' has the columns {', '.join(raw.columns)}; {layout.title} has {', '.join(columns)}")
     frame = pd.DataFrame({name: _typed(raw[name], kind, path) for name, kind in layout.keys.items()})
-    frame["printed"] = raw[layout.value].map(lambda text: _decimal(text, path))
+    printed = [_decimal(text, layout, path, row) for row, text in zip(raw.values.tolist(), raw[layout.value], strict=True)]
+    frame["printed"] = printed
     frame["value"] = frame["printed"].astype(float)
     twice = frame[frame.duplicated(list(layout.keys))]
     if not twice.empty:
@@ -171,12 +174,14 @@ def _typed(column: pd.Series[str], kind: type[str] | type[int] | type[float], pa
         raise PaperTablesError(f"'{path}', column {column.name}: {error}; {kind.__name__} is needed") from error
 
 
-def _decimal(text: str, path: Path) -> str:
-    """The text, if it is a finite decimal number."""
+def _decimal(text: str, layout: TableFormat, path: Path, row: Sequence[str]) -> str:
+    """The text, if it is a finite decimal number, and a possible one where it is a percentage."""
     try:
-        finite = Decimal(text).is_finite()
+        number = Decimal(text)
     except InvalidOperation:
-        finite = False
-    if not finite:
-        raise PaperTablesError(f"'{path}' has '{text}' where a number belongs")
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise PaperTablesError(f"'{path}' has '{text}' where a number belongs, in the row '{','.join(row)}'")
+    if layout.unit == "percent" and not 0 <= number <= _MOST_PERCENT:
+        raise PaperTablesError(f"'{path}' has {text} where a percentage from 0 to 100 belongs, in the row '{','.join(row)}'")
     return text

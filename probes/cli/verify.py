@@ -69,7 +69,7 @@ def require_place(output: Path | None) -> None:
     Raises:
         OutputError: if it is a folder or a device, or its folder is missing or cannot be written to.
     """
-    import os
+    from tempfile import TemporaryFile
 
     from probes.errors import OutputError
 
@@ -80,8 +80,12 @@ def require_place(output: Path | None) -> None:
         reason = "its folder does not exist"
     elif output.exists() and not output.is_file():
         reason = "it is a folder or a device"
-    elif not os.access(output.parent, os.W_OK):
-        reason = "its folder cannot be written to"
+    else:
+        try:
+            with TemporaryFile(dir=output.parent, prefix=f".{output.name}."):  # permissions alone do not say it
+                pass
+        except OSError as error:
+            reason = f"its folder cannot be written to ({error.strerror or error})"
     if reason is not None:
         raise OutputError(f"cannot write '{output}': {reason}; name a file in an existing folder you may write to")
 

@@ -55,7 +55,9 @@ def test_names_the_missing_file(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("BBH,3,keel,51.7", "BBH,3,keel,n/a", "has 'n/a' where a number belongs"),
+        ("BBH,3,keel,51.7", "BBH,3,keel,n/a", "has 'n/a' where a number belongs, in the row 'BBH,3,keel,n/a'"),
+        ("BBH,3,keel,51.7", "BBH,3,keel,475", "has 475 where a percentage from 0 to 100 belongs, in the row 'BBH,3,keel,475'"),
+        ("BBH,3,keel,51.7", "BBH,3,keel,-1", "has -1 where a percentage from 0 to 100 belongs"),
         ("BBH,3,keel,51.7", "BBH,3,keel,nan", "has 'nan' where a number belongs"),
         ("BBH,3,keel,51.7", "BBH,3,pre_ln,51.7", "more than one row for BBH, 3, pre_ln"),
         ("benchmark,shots", "task,shots", "has the columns task, shots, architecture, score; Table 7 has benchmark"),

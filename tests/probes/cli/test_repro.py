@@ -58,7 +58,7 @@ def test_a_failing_claim_exits_with_1_and_is_marked(keel: Run, monkeypatch: pyte
     assert "not as expected: 5-beta" in err
 
 
-@pytest.mark.parametrize("place", ["absent/report.md", "."])
+@pytest.mark.parametrize("place", ["absent/report.md", ".", "/proc/report.md"])
 def test_a_bad_place_is_refused_before_any_work(keel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = keel("-o", place)
