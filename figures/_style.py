@@ -25,11 +25,13 @@ __all__ = [
     "SCHEME_STYLES",
     "STYLE_SHEET",
     "SchemeStyle",
+    "contrast_on_white",
     "label_line_ends",
     "paper_style",
     "save_figure",
     "scheme_style",
     "spread",
+    "text_color",
 ]
 
 STYLE_SHEET = Path(__file__).with_name("keel.mplstyle")
@@ -99,6 +101,48 @@ def scheme_style(name: str) -> SchemeStyle:
     return _OTHER_STYLES[others.index(name) % len(_OTHER_STYLES)]
 
 
+def text_color(color: str) -> str:
+    """A colour for words on white: the same hue, as dark as it takes to be read (WCAG 2.2, a contrast of 4.5 to 1).
+
+    Args:
+        color: what matplotlib takes.
+
+    Returns:
+        Six hexadecimal digits after a #; the colour itself where it is dark enough.
+
+    Example:
+        >>> text_color("#0077bb"), text_color("#88ccee")
+        ('#0077bb', '#527a8f')
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    channels = to_rgb(color)
+    share = next(
+        n / 100 for n in range(100, -1, -1) if contrast_on_white([n / 100 * channel for channel in channels]) >= _READABLE
+    )
+    return to_hex([share * channel for channel in channels])
+
+
+def contrast_on_white(channels: Sequence[float]) -> float:
+    """Contrast of a colour with white, 1 to 21, dimensionless.
+
+    Args:
+        channels: red, green and blue in sRGB, 0 to 1.
+
+    Returns:
+        As WCAG 2.2 defines the ratio of relative luminances.
+
+    Example:
+        >>> contrast_on_white([0, 0, 0])
+        21.0
+    """
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 1.05 / (sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) + 0.05)
+
+
+_READABLE = 4.5
+
+
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Draw in the project's style, and leave matplotlib's settings as they were."""
@@ -158,7 +202,14 @@ def label_line_ends(
         x, y = axes.transData.inverted().transform((pixel[0], height))
         offset = (4, 0)
         axes.annotate(
-            name, (x, y), offset, textcoords="offset points", color=colors[name], size=size, va="center", annotation_clip=False
+            name,
+            (x, y),
+            offset,
+            textcoords="offset points",
+            color=text_color(colors[name]),
+            size=size,
+            va="center",
+            annotation_clip=False,
         )
 
 

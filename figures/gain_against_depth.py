@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from figures._curves import TWO_COLUMNS, caption
-from figures._style import paper_style, scheme_style
+from figures._style import paper_style, scheme_style, text_color
 from keel_theory.propagation import monte_carlo_product, shortcut_log_product
 from keel_theory.schemes import get_scheme
 
@@ -71,6 +71,8 @@ _FLOOR = 1e-3
 """Lowest gain of the enlarged panel."""
 _SAME = 1e-6
 _NAME_SIZE = 6.5
+_SHARED = "#333333"
+"""Of a name that several schemes share."""
 _DECADE = float(np.log(10))
 
 
@@ -211,7 +213,7 @@ def _label(axes: Axes, frame: pd.DataFrame, *, dead: bool) -> None:
         if bool(last["log10_gain"] < np.log10(_FLOOR)) is dead:
             text = "\n".join(get_scheme(name).label for name in group)
             places[text] = (float(last["n_sublayers"]), float(last["log10_gain"]))
-            colors[text] = scheme_style(group[0]).color
+            colors[text] = scheme_style(group[0]).color if len(group) == 1 else _SHARED
     _list_names(axes, places, colors)
 
 
@@ -232,7 +234,7 @@ def _list_names(axes: Axes, places: Mapping[str, tuple[float, float]], colors: M
             xy=places[text],
             xytext=(1.06, centre),
             textcoords="axes fraction",
-            color=colors[text],
+            color=text_color(colors[text]),
             size=_NAME_SIZE,
             va="center",
             annotation_clip=False,

@@ -11,7 +11,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-from figures._style import label_line_ends, paper_style, save_figure, scheme_style, spread
+from figures._style import contrast_on_white, label_line_ends, paper_style, save_figure, scheme_style, spread, text_color
 from keel_theory.schemes import SCHEMES
 from keel_theory.spec import SchemeError
 
@@ -20,6 +20,19 @@ def test_every_scheme_has_its_own_style() -> None:
     styles = [scheme_style(name) for name in SCHEMES]
     assert len(set(styles)) == len(styles)
     assert len({style.color for style in styles}) == len(styles)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_names_on_white_can_be_read_and_keep_their_hue(name: str) -> None:
+    color = scheme_style(name).color
+    before, after = mpl.colors.to_rgb(color), mpl.colors.to_rgb(text_color(color))
+    assert contrast_on_white(after) >= 4.5
+    assert mpl.colors.rgb_to_hsv(after)[0] == pytest.approx(mpl.colors.rgb_to_hsv(before)[0], abs=0.01)
+    assert (text_color(color) == color) == (contrast_on_white(before) >= 4.5)
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast_on_white(mpl.colors.to_rgb("#767676")) == pytest.approx(4.54, abs=0.01)  # the darkest grey that WCAG names
 
 
 def test_unknown_scheme_is_refused() -> None:
