@@ -104,7 +104,8 @@ def compute(
 
     Returns:
         Tidy rows of every profile, of loss and learning rate at every step, and of the text's entropies (step 0), with the
-        FFN, the width and the device in every row. Its ``attrs`` hold each run's configuration and outcome.
+        FFN, the tokens per step, the width and the device in every row. Its ``attrs`` hold each run's configuration and
+        outcome.
     """
     import pandas as pd
 
@@ -130,7 +131,7 @@ def compute(
     for (ffn, scheme), config in configs.items():
         result = train(config, corpus=corpus, folder=None if folder is None else folder / f"{scheme}-{config.key}")
         parts = (result.dynamics().query("sublayer >= 0"), result.to_frame(), landmark_rows(result))
-        frames += [part.assign(ffn=ffn) for part in parts]
+        frames += [part.assign(ffn=ffn, tokens_per_step=config.batch_size * config.seq_len) for part in parts]
         facts.append(result.to_dict())
     frame = pd.concat(frames, ignore_index=True).astype({"value": "float32"}).assign(width=width, device=device)
     frame.attrs["runs"] = facts
@@ -304,7 +305,7 @@ def _loss_curve(axes: Axes, frame: pd.DataFrame, *, words: bool) -> None:
             if words:
                 label = axes.text(1.02, float(level.iloc[0]), name, transform=axes.get_yaxis_transform(), size=7, va="center")
                 label.set_in_layout(False)  # there is room above the colour bars
-    axes.set_ylabel("loss (nats)")
+    axes.set_ylabel("loss\n(nats/token)")
     axes.label_outer()
 
 
@@ -319,6 +320,8 @@ def _size_words(frame: pd.DataFrame) -> str:
     words = [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}", "n = 1 run per scheme"]
     if {"width", "device"} <= set(frame.columns):
         words = [f"width {int(frame['width'].iloc[0])}", *words, str(frame["device"].iloc[0])]
+    if "tokens_per_step" in frame.columns:
+        words.insert(-1, f"{int(frame['tokens_per_step'].iloc[0])} tokens (bytes) per step")
     if "ffn" in frame.columns:
         words.insert(0, f"{' and '.join(_FFN_WORDS[ffn] for ffn in frame['ffn'].unique())} FFN")
     return " · ".join(words)

@@ -48,7 +48,10 @@ def test_finished_runs_are_read_not_trained_again(frame, folder, monkeypatch) ->
 
 def test_size_seed_and_device_are_in_the_frame_and_below_the_maps(frame, figure) -> None:
     assert set(frame["width"]) == {64}
-    assert "SwiGLU FFN · width 64 · seed 0 · n = 1 run per scheme · cpu" in figure._supxlabel.get_text()
+    assert (
+        "SwiGLU FFN · width 64 · seed 0 · n = 1 run per scheme · 512 tokens (bytes) per step · cpu"
+        in figure._supxlabel.get_text()
+    )
 
 
 def test_every_map_shows_the_measured_values_on_the_rows_own_scale(figure, frame) -> None:
