@@ -12,6 +12,7 @@ Source: Chen & Wei 2026, arXiv:2601.19895, appendix A (ΔPPL of removing each la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +33,7 @@ from probes.preserve import eager, preserved, unwrapped
 from probes.removal_estimates import ForwardProxies, RemovalEstimates, estimate_removals
 from probes.removal_result import LayerRemoval, UnitCost, cheap_units
 from probes.removal_sweep import SweepKeeper, removal_losses
-from probes.removal_units import Unit, UnitKind, joint_unit, removal_units
+from probes.removal_units import RemovalError, Unit, UnitKind, joint_unit, removal_units
 from probes.text import IGNORED, TokenBatch
 
 __all__ = ["measure_layer_removal"]
@@ -92,7 +93,7 @@ def measure_layer_removal(
         span: consecutive steps removed together, at every place.
         remove: one further set of steps to remove together.
         documents: per batch, the document of each sequence, for the intervals; each sequence is one by default.
-        threshold: nats per token, below which a unit is called cheap.
+        threshold: nats per token, below which a unit is called cheap; finite and not negative.
         estimates: whether to compute the cheap numbers too.
         taylor: whether the first-order estimate is among them, which needs one more forward and one backward pass; the
             others are gathered on the way.
@@ -114,7 +115,7 @@ def measure_layer_removal(
 
     Raises:
         ValueError: if there is no batch, or nothing is predicted.
-        RemovalError: if the model has no such units.
+        RemovalError: if the model has no such units, or the threshold is none.
         OutputError: if the streams fit neither into memory nor onto the disk.
         UnsupportedModelError: if the residual stream cannot be found, or blocks exchange more than the stream.
 
@@ -129,6 +130,8 @@ def measure_layer_removal(
         >>> [cost.unit.name for cost in result.costs]
         ['block 0', 'block 1', 'block 2', 'block 3']
     """
+    if not 0 <= threshold < math.inf:  # NaN is refused too
+        raise RemovalError(f"a threshold is a finite number of nats per token, 0 or more; got {threshold:g}")
     model = unwrapped(model)
     layout = layout if layout is not None else describe_model(model)
     units, kind = removal_units(layout, unit, span), UnitKind(unit)

@@ -245,7 +245,7 @@ class LayerRemoval:
             return ""
         first, last = self.costs[0], self.costs[-1]
         median = statistics.median(middle)
-        limit = max(_CRITICAL * median, self.threshold)
+        limit = max(_CRITICAL * median, self.threshold, 0.0)
         told = {c.unit.name: f"{c.unit.name} {c.delta_loss.value:+.3g}" for c in (first, last)}
         critical = [c.unit.name for c in (first, last) if c.delta_loss.low > limit]
         numbers = f"median between them {median:+.3g} nats/token"

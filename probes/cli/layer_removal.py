@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -112,6 +113,8 @@ def layer_removal(
       keel layer-removal smollm2 --remove 12,13 --save smaller
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
+    if not 0 <= threshold < math.inf:
+        raise typer.BadParameter(f"a finite number of nats per token, 0 or more; got {threshold:g}", param_hint="--threshold")
     chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
     indices = _indices(remove)
     from probes.pruning import check_pruning

@@ -155,6 +155,12 @@ def test_nan_in_one_variant_is_reported_for_that_unit_alone() -> None:
     assert [(row["value"], row["status"]) for row in rows] == [(None, "nan")]
 
 
+@pytest.mark.parametrize("threshold", [-1e-9, math.nan, math.inf])
+def test_a_threshold_that_is_no_amount_is_refused(threshold: float) -> None:
+    with pytest.raises(RemovalError, match=r"a finite number of nats per token, 0 or more; got (-1e-09|nan|inf)"):
+        measure_layer_removal(tiny_model("llama"), batches(1), threshold=threshold)
+
+
 def test_one_block_that_gives_nan_is_named_with_the_loss_without_it() -> None:
     model, data = tiny_model("llama"), batches(2)
     with torch.no_grad():

@@ -78,6 +78,7 @@ ENDS = {
     "last": ([0.1, 0.1, 0.05, 0.1, 2.0], "Of the ends only block 4 +2 is critical, block 0 +0.1 is not"),
     "neither": ([0.3, 0.2, 0.2, 0.3, 0.4], "Neither end is critical with confidence: block 0 +0.3, block 4 +0.4"),
     "below the threshold": ([0.09, 0.001, 0.001, 0.08], "Neither end is critical with confidence"),
+    "ends that gain": ([-0.08, -0.5, -0.3, -0.05], "Neither end is critical with confidence: block 0 -0.08, block 3 -0.05"),
     "a middle that gains": ([2.0, -0.1, -0.2, 3.0], "First and last are critical"),
 }
 
@@ -85,6 +86,10 @@ ENDS = {
 @pytest.mark.parametrize(("losses", "words"), ENDS.values(), ids=ENDS)
 def test_the_ends_are_called_critical_where_they_are(losses: list[float], words: str) -> None:
     assert about_the_ends(result(losses)).startswith(words)
+
+
+def test_an_end_that_gains_is_not_called_critical_at_any_threshold() -> None:
+    assert about_the_ends(result([-0.08, -0.5, -0.3, -0.05], threshold=-1.0)).startswith("Neither end is critical")
 
 
 @pytest.mark.parametrize("error", [2.0, math.nan], ids=["wide", "unknown"])
