@@ -106,7 +106,7 @@ class StreamStore:
                 Path(name).unlink()  # the mapping keeps the space until it is let go, also if the process is killed
         except OSError as error:
             raise OutputError(
-                f"the streams of all variants take {self.n_bytes / _GB:.2f} GB and do not fit into '{place}' "
+                f"the streams of all variants take {self.n_bytes / _GB:.3g} GB and do not fit into '{place}' "
                 f"({error.strerror or error}); free some space, set TMPDIR to another disk, allow more memory, or use "
                 "fewer tokens per batch"
             ) from error

@@ -17,7 +17,7 @@ from typing import TextIO, cast
 
 from probes.errors import OutputError
 
-__all__ = ["emit", "guarded_stdout", "output_folder", "stdout_errors", "write_text_atomically"]
+__all__ = ["emit", "ended_by_exception", "guarded_stdout", "output_folder", "stdout_errors", "write_text_atomically"]
 
 
 def emit(text: str, output: Path | None) -> None:
@@ -155,7 +155,7 @@ def output_folder(folder: Path | None) -> Iterator[Path | None]:
         reason = error.strerror or str(error)
         raise OutputError(f"cannot write into '{folder}': {reason}; name a folder you may write to") from error
     try:
-        with _ended_by_exception():
+        with ended_by_exception():
             yield work
             for path in sorted(work.iterdir()):
                 path.replace(folder / path.name)
@@ -175,7 +175,7 @@ _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasat
 
 
 @contextlib.contextmanager
-def _ended_by_exception() -> Iterator[None]:
+def ended_by_exception() -> Iterator[None]:
     """Let a signal that asks the process to end unwind it, so that everything is cleared away; one that is ignored stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers can be set in the main thread alone

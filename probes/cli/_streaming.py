@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -212,7 +212,8 @@ def kept_run(
     Yields:
         The state; removed at the end, kept after an interruption or an error.
     """
-    from probes.streaming.run_state import open_run_state
+    from probes.cli._io import ended_by_exception
+    from probes.streaming.run_state import open_run_state, remove_useless_states
 
     description = {
         "command": command,
@@ -225,19 +226,53 @@ def kept_run(
         "tokens": _digest(batches),
     }
     place = _cache_folder() if output is None else output
+    others = remove_useless_states(place, lambda stored: _has_changed(stored, description))
     with ExitStack() as stack:
+        stack.enter_context(ended_by_exception())
         state = stack.enter_context(open_run_state(place, description))
         if state.n_steps:
             print(f"goes on after step {state.n_steps} of an interrupted run ({state.folder})", file=sys.stderr)
+        _name_others([folder for folder in others if folder != state.folder])
         try:
             yield state
-        except KeyboardInterrupt:
-            print(
-                f"interrupted after step {state.n_steps}; the same command goes on from there (state in {state.folder})",
-                file=sys.stderr,
-            )
+        except (KeyboardInterrupt, SystemExit) as stop:
+            print(_interrupted(state), file=sys.stderr)
+            if isinstance(stop, SystemExit):
+                raise
             raise typer.Exit(130) from None
         streamed.stream.reader.check_headers()
+
+
+def _interrupted(state: RunState) -> str:
+    if not state.n_steps:
+        return "interrupted before the first step was done; nothing is kept"
+    return f"interrupted after step {state.n_steps}; the same command goes on from there (state in {state.folder})"
+
+
+def _name_others(folders: Sequence[Path]) -> None:
+    """Say where the states of other runs lie: they may be large, and no other command finds them."""
+    if folders:
+        size = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+        names = ", ".join(str(folder) for folder in folders)
+        print(
+            f"{len(folders)} other run(s) have left {size / 1e9:.3g} GB to go on from; delete what is not needed: {names}",
+            file=sys.stderr,
+        )
+
+
+def _has_changed(stored: Mapping[str, Any], description: Mapping[str, object]) -> bool:
+    """Whether a run that was begun earlier can never go on, as a file of its checkpoint, or the configuration, is another."""
+    from probes.streaming.files import Fingerprint
+
+    paths = {Path(name): str(print_of) for name, print_of in stored["files"].items()}
+    if any(path.exists() and str(Fingerprint.of(path)) != print_of for path, print_of in paths.items()):
+        return True
+    now = json.loads(json.dumps(description, default=str))
+    differing = {name for name in now if stored.get(name) != now[name]}
+    asked = ("dtype", "torch_dtype", "compute_dtype")  # on the command line
+    return differing == {"configuration"} and all(
+        stored["configuration"].get(name) == now["configuration"].get(name) for name in asked
+    )
 
 
 def _configuration(streamed: StreamedCheckpoint) -> dict[str, object]:

@@ -114,8 +114,7 @@ class KeptSweep:
 
     def open(self, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> tuple[StreamTable, int]:
         """The streams as after the last finished block, and its number."""
-        streams = self.state.streams("variants", shapes, n_streams, dtype)
-        self._copy = self.state.streams("before_block", shapes, n_streams, dtype)
+        streams, self._copy = self.state.all_streams(("variants", "before_block"), shapes, n_streams, dtype)
         if self.state.n_steps % 2:
             with self.state.restoring():
                 self._restore(streams, len(shapes), self.state.records[-1])

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from torch import Tensor
 
 from probes.errors import OutputError
 
-__all__ = ["MappedStreams", "RunState", "open_run_state"]
+__all__ = ["MappedStreams", "RunState", "open_run_state", "remove_useless_states"]
 
 _RECORDS, _TENSORS, _DESCRIPTION, _LOCK = "steps.jsonl", "tensors.safetensors", "run.json", "lock"
 _FACTS, _HEADER_LENGTH = "facts", 8
 _KEY_LENGTH = 16
+_PREFIX = ".keel-run-"
 _GB = 1e9
 
 
@@ -63,22 +64,27 @@ def _has_size(path: Path, n_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == n_bytes
 
 
-def _reserve(path: Path, n_bytes: int) -> None:
-    """Make a file whose blocks are really there, so that no later write can fail for want of space."""
+def _reserve(paths: Sequence[Path], n_bytes: int) -> None:
+    """Make files whose blocks are really there, so that no later write can fail for want of space; all of them or none."""
+    folder, needed = paths[0].parent, len(paths) * n_bytes
     try:
-        if shutil.disk_usage(path.parent).free < n_bytes:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        if shutil.disk_usage(folder).free < needed:
             raise OSError("no space left")
-        with path.open("wb") as stream:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(stream.fileno(), 0, n_bytes)
-            else:
-                stream.truncate(n_bytes)
+        for path in paths:
+            with path.open("wb") as stream:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(stream.fileno(), 0, n_bytes)
+                else:
+                    stream.truncate(n_bytes)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise OutputError(
-            f"the residual streams take {n_bytes / _GB:.3g} GB and do not fit into '{path.parent}' "
-            f"({error.strerror or error}); free some space, name a folder on another disk, or use fewer tokens"
+            f"the residual streams take {needed / _GB:.3g} GB and do not fit into '{folder}' ({error.strerror or error}); "
+            "free some space, name a folder on another disk (-o, or XDG_CACHE_HOME without it), or use fewer tokens"
         ) from error
 
 
@@ -105,25 +111,33 @@ class RunState:
         return len(self.records)
 
     def streams(self, name: str, shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype) -> MappedStreams:
-        """Streams kept in a file of this run; made while no step is finished, and as the last finished step left it after.
+        """Streams kept in a file of this run, as :meth:`all_streams` of one name."""
+        return self.all_streams((name,), shapes, n_streams, dtype)[0]
+
+    def all_streams(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], n_streams: int, dtype: torch.dtype
+    ) -> list[MappedStreams]:
+        """Streams kept in files of this run; made while no step is finished, and as the last finished step left them after.
 
         Args:
-            name: of the file.
+            names: of the files, which are of one size.
             shapes: (B, T, D) of each batch.
             n_streams: streams per batch.
             dtype: of the streams.
 
         Raises:
-            OutputError: if the disk has no room, said before anything is computed; if steps are finished and the file is
-                missing or of another size.
+            OutputError: if the disk has no room for all of them, said before anything is computed; if steps are finished and
+                a file is missing or of another size.
         """
-        path, n_bytes = self.folder / f"{name}.streams", max(1, sum(_sizes(shapes, n_streams))) * dtype.itemsize
-        if not _has_size(path, n_bytes):
-            if self.n_steps:
-                found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
-                raise self._damaged(f"{path.name} of {n_bytes} bytes {found}")
-            _reserve(path, n_bytes)
-        return MappedStreams(path, shapes, n_streams, dtype)
+        n_bytes = max(1, sum(_sizes(shapes, n_streams))) * dtype.itemsize
+        paths = [self.folder / f"{name}.streams" for name in names]
+        wrong = [path for path in paths if not _has_size(path, n_bytes)]
+        if wrong and self.n_steps:
+            found = f"has {wrong[0].stat().st_size} bytes" if wrong[0].is_file() else "is missing"
+            raise self._damaged(f"{wrong[0].name} of {n_bytes} bytes {found}")
+        if wrong:
+            _reserve(wrong, n_bytes)
+        return [MappedStreams(path, shapes, n_streams, dtype) for path in paths]
 
     def finish_step(self, record: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
         """A step is done.
@@ -249,7 +263,7 @@ def _put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def open_run_state(place: Path, description: Mapping[str, object]) -> Iterator[RunState]:
-    """The state of one run, new or left by an earlier one; removed when the body ends well, kept otherwise.
+    """The state of one run, new or left by an earlier one; removed when the body ends well or no step is finished.
 
     Args:
         place: folder that holds such states; made if missing.
@@ -262,7 +276,8 @@ def open_run_state(place: Path, description: Mapping[str, object]) -> Iterator[R
         OutputError: if the place cannot be written to, or another process is at the same run.
     """
     text = json.dumps(description, sort_keys=True, default=str)
-    folder = place / f".keel-run-{hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]}"
+    folder = place / f"{_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]}"
+    missing = [path for path in (place, *place.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -274,8 +289,45 @@ def open_run_state(place: Path, description: Mapping[str, object]) -> Iterator[R
     with lock:
         _lock(lock.fileno(), folder)
         state = RunState(folder)
-        yield state
+        try:
+            yield state
+        except BaseException:
+            if not state.n_steps:  # nothing to go on from: no reason to keep the streams on a disk that may be full
+                state.remove()
+                for path in missing:  # innermost first; only what is still empty goes
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+            raise
         state.remove()
+
+
+def remove_useless_states(place: Path, has_changed: Callable[[Mapping[str, Any]], bool]) -> list[Path]:
+    """Remove states that no run will ever go on from: without a finished step, or of a checkpoint that is no more.
+
+    Args:
+        place: folder that holds such states.
+        has_changed: whether what the description of a run speaks of has changed since.
+
+    Returns:
+        The folders that stay; those of running processes are among them.
+    """
+    found = [path for path in sorted(place.glob(f"{_PREFIX}*")) if path.is_dir() and not path.is_symlink()]
+    return [path for path in found if not _removed_as_useless(path, has_changed)]
+
+
+def _removed_as_useless(folder: Path, has_changed: Callable[[Mapping[str, Any]], bool]) -> bool:
+    if os.name != "posix":  # whether a process is at it cannot be known
+        return False
+    try:
+        with (folder / _LOCK).open("r+") as lock:
+            _lock(lock.fileno(), folder)
+            description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+            if (folder / _TENSORS).exists() and not has_changed(description):
+                return False
+            shutil.rmtree(folder)
+            return True
+    except (OSError, ValueError, LookupError, AttributeError, OutputError):  # in use, or not to be read: not ours to judge
+        return False
 
 
 def _lock(descriptor: int, folder: Path) -> None:
@@ -287,3 +339,5 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise OutputError(f"another process is at the same run (its state is in '{folder}'); wait for it to end") from error
+    if not (folder / _LOCK).exists():  # removed between its opening and its locking
+        raise OutputError(f"another process has just removed '{folder}'; run again")

@@ -332,3 +332,74 @@ def test_a_configuration_written_in_another_order_is_the_same(checkpoint, monkey
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(dict(reversed(config.items()))))
     assert "goes on after step 5" in run(monkeypatch, capsys, *arguments)[2]
+
+
+def _states(cache: Path) -> list[Path]:
+    return list(cache.glob(".keel-run-*"))
+
+
+def _touch_a_shard(checkpoint: Path) -> None:
+    os.utime(next(checkpoint.glob("*.safetensors")), ns=(1, 1))
+
+
+@pytest.mark.parametrize("change", [_touch_a_shard, _another_rope], ids=["shard", "configuration"])
+def test_the_state_of_a_checkpoint_that_has_changed_is_removed(change, checkpoint, cache, monkeypatch, capsys) -> None:
+    arguments = ("grad-norm", checkpoint, *SHORT, "--stream")
+    _stopped_after(5, monkeypatch, capsys, *arguments)
+    assert len(_states(cache)) == 1
+    change(checkpoint)
+    assert run(monkeypatch, capsys, *arguments)[0] == 0
+    assert not _states(cache)
+
+
+def test_the_state_of_another_run_stays_and_is_named(checkpoint, cache, monkeypatch, capsys) -> None:
+    _stopped_after(5, monkeypatch, capsys, "grad-norm", checkpoint, *SHORT, "--stream")
+    (state,) = _states(cache)
+    for more in (("--dtype", "float64"), ("--text", __file__)):
+        _, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, *SHORT, "--stream", *more)
+        assert "1 other run(s) have left" in err
+        assert str(state) in err
+    assert _states(cache) == [state]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_streams_that_do_not_fit_leave_nothing(command, checkpoint, tmp_path, cache, monkeypatch, capsys) -> None:
+    import shutil
+
+    free = SimpleNamespace(free=20_000, total=0, used=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    for place in ((), ("-o", tmp_path / "out")):
+        code, _, err = run(monkeypatch, capsys, command, checkpoint, *SHORT, "--stream", *place)
+        assert code == 2
+        assert "name a folder on another disk (-o, or XDG_CACHE_HOME without it)" in err
+    assert not cache.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_that_ends_a_run_says_what_is_kept(checkpoint, monkeypatch, capsys) -> None:
+    from probes.streaming.run_state import RunState
+
+    finish = RunState.finish_step
+
+    def ended(self: RunState, *args: object, **kwargs: object) -> None:
+        finish(self, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "finish_step", ended)
+        code, out, err = run(patch, capsys, "grad-norm", checkpoint, *SHORT, "--stream")
+    assert (code, out) == (128 + signal.SIGTERM, "")
+    assert "interrupted after step 1; the same command goes on from there" in err
+
+
+def test_an_interruption_before_the_first_step_keeps_nothing(checkpoint, cache, monkeypatch, capsys) -> None:
+    from probes.streaming.run_state import RunState
+
+    def interrupted(self: RunState, *args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunState, "finish_step", interrupted)
+    code, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, *SHORT, "--stream")
+    assert code == 130
+    assert "before the first step was done; nothing is kept" in err
+    assert not cache.exists()

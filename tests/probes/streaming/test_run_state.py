@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from probes.model import Transformer
 from probes.saving import save_model
 from probes.streaming.gradients import _Run, measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
-from probes.streaming.run_state import RunState, open_run_state
+from probes.streaming.run_state import RunState, open_run_state, remove_useless_states
 from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._tiny import N_BLOCKS
 from tests.probes.streaming._streamed import predicting, saved_family, two_batches
@@ -293,3 +295,24 @@ def test_all_that_was_handed_on_goes_to_the_device_of_the_run(scheme: str, folde
     kept = _tensors(run._handed_on())
     assert len(kept) == len(_tensors(RunState(folder).tensors)) > 2
     assert {tensor.device.type for tensor in kept} == {"meta"}
+
+
+def test_states_without_a_finished_step_are_removed_and_running_ones_are_not(tmp_path: Path) -> None:
+    for name, n_steps in (("empty", 0), ("begun", 1)):
+        (tmp_path / f".keel-run-{name}").mkdir()
+        for file in ("lock", "run.json"):
+            (tmp_path / f".keel-run-{name}" / file).write_text("{}")
+        for _ in range(n_steps):
+            RunState(tmp_path / f".keel-run-{name}").finish_step({})
+    with open_run_state(tmp_path, {"running": True}) as state:
+        assert set(remove_useless_states(tmp_path, lambda _: False)) == {tmp_path / ".keel-run-begun", state.folder}
+    assert remove_useless_states(tmp_path, lambda _: True) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_streams_are_made_together_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=150))
+    with pytest.raises(OutputError, match=r"take 1\.92e-07 GB and do not fit"):
+        RunState(folder).all_streams(("a", "b"), [(1, 2, 3)], 4, torch.float32)
+    assert not list(folder.iterdir())
+    RunState(folder).all_streams(("a",), [(1, 2, 3)], 4, torch.float32)
