@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["EQUATIONS", "FIGURES", "TABLES", "label"]
 
 _NOT_RESTATED = "not among the definitions and claims that this toolkit works from; the results before and after are checked"
+_OWN_WORDS = "what the paper prints here is not among what this toolkit works from; proved is the identity in its place"
 
 EQUATIONS = (
     Equation(
@@ -27,7 +28,14 @@ EQUATIONS = (
     ),
     Equation(numbers="2", paper="residual: x' = x + F(x)", derivations=("2",), definition="2"),
     Equation(numbers="3", paper="Post-LN: x' = LN(x + F(x))", derivations=("3",), definition="3"),
-    Equation(numbers="4", paper="Post-LN's Jacobian: J_LN(z) (I + dF/dx)", derivations=("4",), claims=("13-chain",)),
+    Equation(
+        numbers="4",
+        paper="not restated here",
+        derivations=("4",),
+        claims=("13-chain",),
+        remark=f"{_OWN_WORDS}, Post-LN's Jacobian J_LN(z) (I + dF/dx)",
+        restated=False,
+    ),
     Equation(
         numbers="5",
         paper="DeepNorm: x' = LN(a x + F(x)), a = L^0.25, initial weights of F scaled by b = L^-0.25",
@@ -44,7 +52,14 @@ EQUATIONS = (
         definition="6",
         claims=("6-shortcut", "6-growth", "6-fading"),
     ),
-    Equation(numbers="7", paper="Pre-LN's Jacobian: I + dF/dLN(x) J_LN(x)", derivations=("7",), claims=("6-shortcut",)),
+    Equation(
+        numbers="7",
+        paper="not restated here",
+        derivations=("7",),
+        claims=("6-shortcut",),
+        remark=f"{_OWN_WORDS}, Pre-LN's Jacobian I + dF/dLN(x) J_LN(x)",
+        restated=False,
+    ),
     Equation(
         numbers="8, 28",
         paper="Keel: x' = LN1(a x + F(LN2(x))), a = L",
@@ -60,7 +75,7 @@ EQUATIONS = (
         claims=("9-scale", "9-radial"),
         remark="with the factor sqrt(d) that the notation leaves out",
     ),
-    Equation(numbers="10, 11, 12", paper="not restated here", remark=_NOT_RESTATED),
+    Equation(numbers="10, 11, 12", paper="not restated here", remark=_NOT_RESTATED, restated=False),
     Equation(
         numbers="13",
         paper="dx'/dx = J_LN(z) (I + dF/dx); the shortcut's term is kept, the branch's dropped",
@@ -84,7 +99,7 @@ EQUATIONS = (
         beside=("15-wrong-base", "15-full-gradient"),
         remark="for the path along the shortcuts; in circulation with another base, and not true of the whole gradient",
     ),
-    Equation(numbers="16, 17", paper="not restated here", remark=_NOT_RESTATED),
+    Equation(numbers="16, 17", paper="not restated here", remark=_NOT_RESTATED, restated=False),
     Equation(
         numbers="18",
         paper="Keel's shortcut gain is of order g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2)",
@@ -100,7 +115,7 @@ EQUATIONS = (
         beside=("19-first-block", "19-wrong-no-power", "19-wrong-limit", "alpha-needed"),
         remark="for sub-layers that are all alike",
     ),
-    Equation(numbers="20, 21, 22", paper="not restated here", remark=_NOT_RESTATED),
+    Equation(numbers="20, 21, 22", paper="not restated here", remark=_NOT_RESTATED, restated=False),
     Equation(
         numbers="24",
         paper="attempt 1: x' = LN(a x + F(x)), a = L, ordinary initialisation",
@@ -131,9 +146,10 @@ EQUATIONS = (
     ),
     Equation(
         numbers="29, 30",
-        paper="the setting of depth-wise test-time training",
+        paper="not restated here",
         derivations=("29",),
-        remark="Eqs. 29 to 34 are one argument and proved as one",
+        remark=f"{_OWN_WORDS}, the setting of depth-wise test-time training",
+        restated=False,
     ),
     Equation(
         numbers="31, 32, 33, 34",
@@ -184,18 +200,20 @@ def _spikes(finding: Mapping[str, Any]) -> str:
 
 def _budgets(finding: Mapping[str, Any]) -> str:
     budgets = "; ".join(
-        f"{budget['tokens']:,} tokens: Pre-LN − Keel {budget['early_gap_pre_ln_minus_keel']:+.2f} nats in the first tenth, "
+        f"{budget['tokens']:,} tokens: Pre-LN − Keel {budget['start_gap_pre_ln_minus_keel']:+.2f} nats before they first "
+        f"cross at step {budget['first_crossing_step']:.0f}, "
         f"{budget['validation_gap_pre_ln_minus_keel']:+.2f} at the end"
         for budget in finding["budgets"]
     )
-    return f"{budgets}; growth of the gap {finding['growth_of_the_gap']:+.2f}"
+    edges = ", ".join(f"{label(scheme)} {place}" for scheme, place in finding["place_in_the_grid"].items())
+    return f"{budgets}; growth of the gap {finding['growth_of_the_gap']:+.2f}; tuned learning rates: {edges}"
 
 
 def _open_models(finding: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{row['checkpoint']}: perplexity {row['perplexity']:.3g}, without a first block up to "
         f"{row['perplexity_without_a_first_block']:.3g}; rank correlation of cost and depth past them "
-        f"{row['rank_correlation_past_first']:+.2f}"
+        f"{row['rank_correlation_past_first']:+.2f} (p = {row['p_of_the_rank_correlation']:.2g})"
         for row in finding["checkpoints"]
     )
 
@@ -227,6 +245,9 @@ def _entries(values: Mapping[str, Any]) -> str:
 _TRAINED = (
     f"at width {{width}} instead of 1,024 and with the paper's learning rates times {LR_FACTOR} (one rule for all figures, "
     "fixed before their runs: Keel's Max LR as it was judged then, over the paper's)"
+)
+_COMPARABLE = (
+    "nothing is compared where a run ends at the unigram entropy, and the direction needs every seed, no longer the median"
 )
 _PAPER_WIDTH, _PAPER_BLOCKS = 1024, 80
 
@@ -278,6 +299,7 @@ FIGURES = (
         ours=_kinds,
         full_size=_paper_width,
         smaller="in runs of width {width} instead of 1,024, of {steps} steps instead of ramps of 5,000",
+        rule_changed="the plain trainings were added to the candidates for degradation after no ramp had shown it",
     ),
     Figure(
         place="Figure 4",
@@ -294,6 +316,8 @@ FIGURES = (
         ours=_budgets,
         full_size=_paper_width,
         smaller=f"{_TRAINED}, with the tokens named",
+        rule_changed="the start is what lies before the first crossing, no longer the first tenth; the direction needs every "
+        "seed, no longer the median",
     ),
     Figure(
         place="Figure 6",
@@ -303,19 +327,24 @@ FIGURES = (
         ours=_template(
             "dearest first block: Pre-LN {pre_ln[first_blocks_delta_perplexity]:+.3g}, Keel "
             "{keel[first_blocks_delta_perplexity]:+.3g} perplexity; rank correlation with depth past the first "
-            "{pre_ln[rank_correlation_with_depth_past_first]:+.2f} and {keel[rank_correlation_with_depth_past_first]:+.2f}; "
+            "{pre_ln[rank_correlation_with_depth_past_first]:+.2f} and {keel[rank_correlation_with_depth_past_first]:+.2f}, "
+            "not by chance in {pre_ln[cost_rises_with_depth]} and {keel[cost_rises_with_depth]} models; "
             "shallow half, Keel − Pre-LN: {shallow_half_keel_minus_pre_ln:+.3f}"
         ),
         full_size=_paper_width,
         smaller="on the models of Figure 5, of width {width} instead of 1,024",
+        rule_changed="the perplexity of 1e4 is tested, a trend counts only if it is significant, and the direction needs "
+        "every seed, no longer the median",
     ),
     Figure(
         place="Figure 7",
         figure="fig7_open_models",
-        paper="the same for Qwen2.5-72B and LLaMA-3.3-70B, 80 blocks each, on C4",
+        paper="first layers critical (perplexity above 1e4), past them a cost that grows with depth, for Qwen2.5-72B and "
+        "LLaMA-3.3-70B, 80 blocks each, on C4",
         ours=_open_models,
         full_size=lambda frame: bool(frame["n_blocks"].min() >= _PAPER_BLOCKS),
         smaller="on a checkpoint of {n_blocks} blocks, and on other text",
+        rule_changed="a trend counts only if it is significant",
     ),
     Figure(
         place="Figure 8a",
@@ -324,6 +353,8 @@ FIGURES = (
         ours=_shapes,
         full_size=_paper_width,
         smaller=_TRAINED,
+        untested="scores",
+        rule_changed=_COMPARABLE,
     ),
     Figure(
         place="Figure 8b",
@@ -335,6 +366,8 @@ FIGURES = (
         ),
         full_size=_paper_width,
         smaller=_TRAINED,
+        untested="scores",
+        rule_changed=_COMPARABLE,
     ),
 )
 
@@ -355,6 +388,8 @@ _TABLE_1 = Figure(
     ours=_max_lr,
     full_size=_paper_width,
     smaller="at width {width} instead of 1,024, over ramps of {steps} steps instead of 5,000, at {n_sublayers} sub-layers",
+    rule_changed="the direction asks that Keel be level with Pre-LN at every depth, and a pair is told apart only where "
+    "every ramp agrees, by more than three of its steps",
 )
 
 

@@ -44,9 +44,12 @@ class Status(str, Enum):
     """What became of an item of the paper."""
 
     REPRODUCED = "reproduced"
+    DEFINED = "definition implemented"
     IN_DIRECTION = "reproduced in direction"
     NOT_REPRODUCED = "not reproduced"
+    NOT_DECIDED = "not decided"
     NOT_ATTEMPTED = "not attempted"
+    NOT_RESTATED = "not restated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,9 @@ class Equation:
         definition: number of the printed definition that a model is held against.
         claims: ids of what the paper itself says by it; they decide the status.
         beside: ids of claims that say where it ends, or what is made of it elsewhere.
-        remark: why it is not attempted, where it is not.
+        remark: on its limits.
+        restated: whether what the paper prints under these numbers is among what this toolkit works from; otherwise there is
+            nothing to hold a proof or a model against.
     """
 
     numbers: str
@@ -162,6 +167,7 @@ class Equation:
     claims: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     remark: str = ""
+    restated: bool = True
 
 
 def equation_row(item: Equation, sources: Sources) -> Row:
@@ -172,8 +178,9 @@ def equation_row(item: Equation, sources: Sources) -> Row:
         sources: evidence.
 
     Returns:
-        Reproduced if every derivation is proved, the model is the definition, and all of the paper's own claims hold; in
-        direction if a claim is refuted beside one that holds; not attempted if there is nothing to decide by.
+        Reproduced if every derivation is proved and all of the paper's own claims hold; definition implemented if they do and
+        the equation is a definition that a model computes; in direction if a claim is refuted beside one that holds; not
+        attempted if there is nothing to decide by; not restated whatever is proved where the paper's words are not known.
     """
     claims = {name: sources.claims.get(name) for name in item.claims}
     proofs = [sources.proved.get(number) for number in item.derivations]
@@ -189,16 +196,18 @@ def equation_row(item: Equation, sources: Sources) -> Row:
         seeds="spread beside each number" if item.claims else _NONE,
         device="cpu" if parts else _NONE,
         command=_equation_command(item),
-        status=_equation_status(parts, [cells for cells in claims.values() if cells is not None]),
+        status=_equation_status(item, parts, [cells for cells in claims.values() if cells is not None]),
         why="; ".join(_equation_reasons(item, sources)),
     )
 
 
-def _equation_status(parts: Sequence[bool | None], claims: Sequence[ClaimCells]) -> Status:
+def _equation_status(item: Equation, parts: Sequence[bool | None], claims: Sequence[ClaimCells]) -> Status:
+    if not item.restated:
+        return Status.NOT_RESTATED
     if not parts or any(part is None for part in parts):
         return Status.NOT_ATTEMPTED
     if all(parts):
-        return Status.REPRODUCED
+        return Status.DEFINED if item.definition else Status.REPRODUCED
     some = any(cells.holds and cells.decided for cells in claims)
     others = all(cells.decided for cells in claims)
     return Status.IN_DIRECTION if some and others else Status.NOT_REPRODUCED
@@ -297,6 +306,8 @@ class Figure:
         paper: what the paper shows.
         ours: puts the finding in words.
         full_size: whether a frame is of the paper's size and protocol.
+        rule_changed: what of the rule by which the finding decides was changed after the runs had been seen; empty if nothing.
+        untested: parts of what the paper shows that no finding tests; with some, not every part holds.
         smaller: how ours differs in size or protocol; names of :data:`SIZES` in braces become the frame's values.
         published: why nothing can be measured, for figures of published numbers.
     """
@@ -307,6 +318,8 @@ class Figure:
     ours: Callable[[Mapping[str, Any]], str]
     full_size: Callable[[pd.DataFrame], bool] = field(default=lambda frame: False)
     smaller: str = ""
+    rule_changed: str = ""
+    untested: str = ""
     published: str = ""
 
 
@@ -333,8 +346,12 @@ def figure_row(item: Figure, sources: Sources) -> Row:
         device=_NONE if stored is None or item.published else str(stored.about["device"]),
         command=f"`keel figures {item.figure} --recompute`",
         status=status,
-        why="; ".join(filter(None, (why, consistency))),
+        why="; ".join(filter(None, (why, _rule_words(item), consistency))),
     )
+
+
+def _rule_words(item: Figure) -> str:
+    return f"rule changed after the runs: {item.rule_changed}" if item.rule_changed else ""
 
 
 def _figure_status(item: Figure, stored: StoredFrame | None, finding: Mapping[str, Any] | None) -> tuple[Status, str]:
@@ -345,9 +362,27 @@ def _figure_status(item: Figure, stored: StoredFrame | None, finding: Mapping[st
     status = Status(finding["verdict"])
     full_size = item.full_size(stored.frame)
     smaller = item.smaller.format(**{name: _values(stored.frame, name) for name in SIZES if name in stored.frame.columns})
-    if status is Status.REPRODUCED and not full_size:
-        return Status.IN_DIRECTION, f"every part holds, {smaller}"
-    return status, "" if full_size else smaller
+    parts = _part_words(finding, item.untested)
+    size = "" if full_size else smaller
+    if status is Status.REPRODUCED and (not full_size or item.untested):
+        parts = parts or "every part holds"
+        status = Status.IN_DIRECTION
+    return status, "; ".join(filter(None, (parts, size)))
+
+
+def _part_words(finding: Mapping[str, Any], untested: str) -> str:
+    """What does not hold, what is open and why, and what was not tested."""
+    parts: Mapping[str, bool | None] = finding.get("parts", {})
+    groups = {"holds": True, "does not hold": False, "not decided": None}
+    named = {word: [name for name, answer in parts.items() if answer is value] for word, value in groups.items()}
+    if not named["does not hold"] and not named["not decided"] and not untested:
+        return ""
+    words = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
+    if named["not decided"] and (failed := finding.get("learned_nothing")):
+        words.append(f"{len(failed)} runs end at the unigram entropy, and of those nothing can be compared")
+    elif named["not decided"]:
+        words.append("open where seeds differ, or a difference or trend is not told from none")
+    return "; ".join([*words, f"not tested: {untested}"] if untested else words)
 
 
 def _linked(place: str, figure: str, *, drawn: bool) -> str:

@@ -70,7 +70,7 @@ def _one_path(facts: Facts) -> bool:
 
 def _falls_in_training(facts: Facts) -> bool:
     ours = [facts["heat_maps"]["swiglu"]["post_ln"], facts["heat_maps_relu"]["relu"]["post_ln"]]
-    return any(each["start_full"] > 0.1 and each["lowest_full"] < 1e-3 for each in ours)
+    return all(each["start_full"] > 0.1 and each["vanishes"] is not None for each in ours)
 
 
 def _order(facts: Facts) -> bool:
@@ -87,6 +87,10 @@ def _deep_keel_breaks(facts: Facts) -> bool:
     return not deepest["keel"].startswith(">=") and deepest["pre_ln"].startswith(">=")
 
 
+def _learned_nothing(facts: Facts) -> bool:
+    return bool(facts["fig8a_deep_narrow"]["learned_nothing"])
+
+
 def _not_reproduced(figure: str) -> Callable[[Facts], bool]:
     return lambda facts: facts[figure]["verdict"] == "not reproduced"
 
@@ -97,7 +101,7 @@ def _cheap_first(facts: Facts) -> bool:
 
 
 def _lower_from_the_start(facts: Facts) -> bool:
-    return any(each["early_gap_pre_ln_minus_keel"].median > 0 for each in facts["fig5_token_budget"]["budgets"])
+    return any(each["start_gap_pre_ln_minus_keel"].low > 0 for each in facts["fig5_token_budget"]["budgets"])
 
 
 DISAGREEMENTS = (
@@ -118,5 +122,6 @@ DISAGREEMENTS = (
     Disagreement(id="starts-higher", figures=("fig5_token_budget",), contradicts=_lower_from_the_start),
     Disagreement(id="first-blocks", figures=("fig6_layer_removal",), contradicts=_cheap_first),
     Disagreement(id="open-models", figures=("fig7_open_models",), contradicts=_not_reproduced("fig7_open_models")),
+    Disagreement(id="too-fast", figures=("fig8a_deep_narrow", "fig5_token_budget"), contradicts=_learned_nothing),
     Disagreement(id="depth-pays", figures=("fig8a_deep_narrow",), contradicts=_not_reproduced("fig8a_deep_narrow")),
 )

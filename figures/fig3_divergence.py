@@ -285,10 +285,10 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         frame: of :func:`compute`.
 
     Returns:
-        Per kind the run that is drawn, its onset and Max LR (None for a plain training), and whether the same setting is called
-        so in each seed looked at; None where there is no run. Which run is drawn beside which, in words. The number of runs looked at; their outcomes, of ramps judged
-        alone and of plain trainings judged beside a healthy run; every judgement of every run; and the verdict: reproduced if
-        all three kinds were met, in direction if two.
+        Per kind the run that is drawn, its onset and Max LR (None for a plain training), and whether the same setting is
+        called so in each seed looked at; None where there is no run. Which run is drawn beside which, in words. The number of
+        runs looked at; their outcomes, of ramps judged alone and of plain trainings judged beside a healthy run; every
+        judgement of every run; and the verdict: reproduced if all three kinds were met, in direction if two.
     """
     tried = frame[frame["role"] == "tried"]
     found = {kind: _first(frame, kind) for kind in KINDS}
@@ -303,6 +303,7 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
             for run, rows in tried[deciding].groupby("run", sort=False)
         },
         "looked_at": [_looked_at(rows) for _, rows in tried.groupby("trial", sort=False)],
+        "parts": {kind.replace("_", " "): run is not None for kind, run in found.items()},
         "verdict": decide(fully=met == len(KINDS), in_direction=met == len(KINDS) - 1),
     }
 
@@ -408,6 +409,9 @@ def _caption_words(frame: pd.DataFrame) -> str:
         each = sorted(set(zip(ramps["peak_lr"], ramps["steps"], strict=True)))
         rates = " and ".join(f"0 to {peak:g} in {steps} steps" for peak, steps in each)
         words.append(f"{_kinds_of(ramps)}: learning rate ramps {rates}, grey: a healthy run over the same ramp")
+        last, planned = (ramps.groupby("trial")[name].max() for name in ("step", "steps"))
+        if (last < planned).any():
+            words.append("A ramp is ended where a criterion decides it, before its last step")
     words += [_plain_words(frame, rows) for _, rows in plain.groupby("kind", sort=False)]
     words += [
         "Thin: every step, thick: running median of 9; vertical: onset as the judge dates it",

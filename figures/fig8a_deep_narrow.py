@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "SETTINGS", "compute", "draw", "finding", "main"]
 
 NAME = "fig8a_deep_narrow"
+_WIDE_COLOR = "#b06000"
 _WIDE_DASH = (0, (3.0, 1.5))
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -125,8 +126,8 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
         Per scheme and shape the validation and the final training loss (nats per token, over seeds) and the number of
         parameters; what depth gains, loss of the wide minus loss of the deep one, seed by seed; the runs that end at the
         unigram entropy, of which nothing can be compared; the parts of the statement; and the verdict: reproduced if in every
-        seed Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with Keel than with
-        Pre-LN; not decided where seeds differ, or a run learned nothing.
+        seed Keel, deep and narrow, has a lower validation loss than both shapes of Pre-LN, and depth gains more with Keel
+        than with Pre-LN; not decided where seeds differ, or a run learned nothing.
     """
     runs = in_runs(frame)
     shallow, deep = sorted(runs["n_sublayers"].unique())
@@ -163,7 +164,7 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Loss against step, deep as full lines, wide as dashes.
+    """Loss against step, a panel per scheme, deep as full lines, wide as brown dashes.
 
     Args:
         frame: of :func:`compute`.
@@ -176,18 +177,24 @@ def draw(frame: pd.DataFrame) -> Figure:
     deepest = frame["n_sublayers"].max()
     window = max(3, int(frame["steps"].iloc[0]) // 30)
     with paper_style():
-        figure = NewFigure(figsize=(ONE_COLUMN, 3.1), layout="constrained")
-        axes = figure.add_subplot()
-        limit_losses(axes, frame, window)
-        axes.margins(x=0.0)
-        ends, colors = {}, {}
-        for (scheme, depth, width), rows in frame.groupby(["scheme", "n_sublayers", "width"], sort=False):
-            label, color = f"{get_scheme(str(scheme)).label} {depth} × {width}", scheme_style(str(scheme)).color
-            dash = "-" if depth == deepest else _WIDE_DASH
-            ends[label] = draw_seeds(axes, rows, window=window, color=color, dash=dash)
-            colors[label] = color
-        mark_entropy(axes, frame)
-        axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
+        schemes = list(frame.groupby("scheme", sort=False))
+        figure = NewFigure(figsize=(ONE_COLUMN, 1.0 + 1.7 * len(schemes)), layout="constrained")
+        panels = figure.subplots(len(schemes), 1, squeeze=False, sharex=True)[:, 0]
+        names = []
+        for axes, (scheme, of_scheme) in zip(panels, schemes, strict=True):
+            limit_losses(axes, frame, window)  # the same limits in each
+            axes.margins(x=0.0)
+            ends, colors = {}, {}
+            for (depth, width), rows in of_scheme.groupby(["n_sublayers", "width"], sort=False):
+                label = f"{get_scheme(str(scheme)).label} {depth} × {width}"
+                deep = depth == deepest
+                color, dash = (scheme_style(str(scheme)).color, "-") if deep else (_WIDE_COLOR, _WIDE_DASH)
+                ends[label] = draw_seeds(axes, rows, window=window, color=color, dash=dash)
+                colors[label] = color
+            mark_entropy(axes, frame, named=False)
+            axes.set_ylabel("training loss\n(nats/token)")
+            names.append((axes, ends, colors))
+        panels[-1].set_xlabel("optimizer step")
         first = frame.iloc[0]
         counts = ", ".join(
             f"{depth} × {rows['width'].iloc[0]}: {rows['n_parameters'].median() / 1e6:.2f} M".replace(" ", "\N{NO-BREAK SPACE}")
@@ -197,9 +204,10 @@ def draw(frame: pd.DataFrame) -> Figure:
             figure,
             f"{size_words(frame)}. Sub-layers × width, parameters: {counts}. Peak learning rate {first['peak_lr']:g}, "
             f"{first['warmup']} steps of warm-up, cosine decay; thin: each seed (mean of {window} steps), thick: their median; "
-            f"dashed: shallow and wide; {CUT_WORDS}.",
+            f"dashed: shallow and wide; dotted: unigram entropy; {CUT_WORDS}.",
         )
-        label_line_ends(axes, ends, colors)
+        for of_panel in names:
+            label_line_ends(*of_panel)
     return figure
 
 

@@ -113,18 +113,21 @@ def _table_row(item: Figure | Table, sources: Sources) -> Row:
 
 
 def summary(groups: Mapping[str, Sequence[Row]]) -> str:
-    """How many items have which status, in a sentence.
+    """How many items of each group have which status, a sentence each.
 
     Args:
         groups: of :func:`rows`.
 
     Example:
         >>> summary({"figures": []})
-        'Of 0 items: 0 reproduced, 0 reproduced in direction, 0 not reproduced, 0 not attempted.'
+        'Of 0 figures: none.'
     """
-    found = [row.status for group in groups.values() for row in group]
-    counts = ", ".join(f"{found.count(status)} {status.value}" for status in Status)
-    return f"Of {len(found)} items: {counts}."
+    return " ".join(f"Of {len(group)} {name}: {_counts(group)}." for name, group in groups.items())
+
+
+def _counts(group: Sequence[Row]) -> str:
+    found = [row.status for row in group]
+    return ", ".join(f"{found.count(status)} {status.value}" for status in Status if status in found) or "none"
 
 
 def as_markdown(sources: Sources) -> str:
@@ -154,11 +157,13 @@ def as_markdown(sources: Sources) -> str:
 
 _HEADING = """## Every equation, figure and table
 
-*reproduced*: every part of the statement holds, at the paper's size where size matters; *in direction*: its main part holds, or
-all of it at a smaller size; *not attempted*: the last column says why. Statuses are computed: an equation's from its proof
-(`keel theory derive`), from a model held against the definition as printed, and from the claims below; a figure's from the
-`finding` of its committed frame (`figures/data`), by rules that were fixed before the runs. Ranges are over seeds. Sub-layers
-count attention and FFN apart."""
+*reproduced*: every part of the statement holds, at the paper's size where size matters; *definition implemented*: the
+equation only defines, and a model computes it; *in direction*: its main parts hold, or all of it at a smaller size; *not
+decided*: seeds differ, a trend or difference is not told from none, or a run learned nothing; *not attempted*: the last
+column says why; *not restated*: what the paper prints there is not among what this toolkit works from. Statuses are computed:
+an equation's from its proof (`keel theory derive`), from a model held against the definition as printed, and from the claims
+below; a figure's from the `finding` of its committed frame (`figures/data`). Where a figure's rule was changed after its runs
+had been seen, the last column says what was changed. Ranges are over seeds. Sub-layers count attention and FFN apart."""
 
 
 def _table(group: Sequence[Row]) -> str:
@@ -193,10 +198,12 @@ def _further_max_lr(finding: Mapping[str, Any], frame: pd.DataFrame) -> dict[str
         and cell["peak_lr_of_the_ramp"] == frame["peak_lr"].min()
     }
     pairs = (f"{label(second)} below {label(first)}" for first, second in finding["pairs_against_the_paper"])
+    told_apart = ["pre_ln", "keel"] in finding["pairs_against_the_paper"]
     return {
         "width": int(frame["width"].min()),
         "pre_ln_outcomes": ", ".join(finding["schemes"]["pre_ln"]["outcomes"]).replace("_", " "),
         "pairs_in_words": ", ".join(pairs),
+        "told_apart": "told apart" if told_apart else "not told apart",
         "deepest": {
             "n_sublayers": depth,
             "seeds": max((cell["seeds"] for cell in deepest.values()), default=0),
@@ -208,7 +215,7 @@ def _further_max_lr(finding: Mapping[str, Any], frame: pd.DataFrame) -> dict[str
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
     for place, figure in NOTES.items():
         if figure in facts:
-            yield f"**{place}.** {texts()[place].format(**facts[figure])}"
+            yield f"**{place}.** {texts()[place].format(**{**facts, **facts[figure]})}"
 
 
 def _disagreements(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from figures.paper_tables import TABLES as PUBLISHED_TABLES
 from figures.paper_tables import load_tables
 from figures.pipeline import StoredFrame
 from figures.registry import FIGURES as REGISTRY
-from figures.reproduction import as_markdown, collect, rows
+from figures.reproduction import as_markdown, collect, rows, summary
 from keel_theory.claims import CLAIMS
 from keel_theory.derivations import DERIVATIONS
 from probes.printed_equations import PRINTED
@@ -56,7 +56,7 @@ def _stability(pre_ln: float, keel: float, width: int = 64) -> StoredFrame:
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
-        ({}, Status.REPRODUCED),
+        ({}, Status.DEFINED),
         ({"claims": {"a": HOLDS, "b": REFUTED}}, Status.IN_DIRECTION),
         ({"claims": {"a": REFUTED, "b": REFUTED}}, Status.NOT_REPRODUCED),
         ({"claims": {"a": HOLDS, "b": UNDECIDED}}, Status.NOT_REPRODUCED),
@@ -74,6 +74,14 @@ def test_an_equation_without_proof_or_model_is_not_reproduced_in_full(changes: d
     assert equation_row(ITEM, _sources(**changes)).status in {Status.IN_DIRECTION, Status.NOT_REPRODUCED}
     alone = replace(ITEM, claims=())
     assert equation_row(alone, _sources(**changes)).status is Status.NOT_REPRODUCED
+
+
+def test_a_claim_without_a_definition_is_reproduced_and_what_is_not_restated_is_not() -> None:
+    claim = replace(ITEM, definition="")
+    assert equation_row(claim, _sources()).status is Status.REPRODUCED
+    row = equation_row(replace(claim, restated=False, remark="r"), _sources())
+    assert (row.status, row.why) == (Status.NOT_RESTATED, "r")
+    assert "derivation proved" in row.ours
 
 
 def test_row_of_an_equation_says_what_was_refuted_and_how_to_repeat_it() -> None:
@@ -102,6 +110,48 @@ def test_status_of_a_figure_is_its_finding_at_its_size(pre_ln: float, keel: floa
     assert row.seeds == "0, 1"
     assert f"width {width:,}" in row.size
     assert ("every part holds" in row.why) == (status is Status.IN_DIRECTION and keel == 0.0)
+
+
+def _shallow_and_deep(keel: float) -> StoredFrame:
+    """Figure 8a with three seeds; Keel ends at this loss."""
+    frame = runs(
+        run(
+            learning(100, 2.5),
+            scheme=scheme,
+            n_sublayers=depth,
+            seed=seed,
+            width=1024,
+            validation_loss=(2.7 if depth == 16 else keel) if scheme == "keel" else 2.6,
+        )
+        for scheme in ("pre_ln", "keel")
+        for depth in (16, 64)
+        for seed in (0, 1, 2)
+    )
+    return StoredFrame(frame=frame, about={"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("keel", "status", "why"),
+    [
+        (2.3, Status.IN_DIRECTION, "not tested: scores"),
+        (3.25, Status.NOT_DECIDED, "3 runs end at the unigram entropy, and of those nothing can be compared"),
+        (2.8, Status.NOT_REPRODUCED, "does not hold: Keel, deep and narrow, ends lower than both shapes of Pre-LN"),
+    ],
+)
+def test_row_of_a_figure_says_which_parts_hold_and_why_others_are_open(keel: float, status: Status, why: str) -> None:
+    row = figure_row(_figure("fig8a_deep_narrow"), _sources(lambda name: _shallow_and_deep(keel)))
+    assert row.status is status
+    assert why in row.why
+    assert "every part holds" not in row.why
+    assert "rule changed after the runs: nothing is compared where" in row.why
+
+
+def test_counts_are_given_per_group() -> None:
+    row = equation_row(ITEM, _sources())
+    groups = {"equations": [row, replace(row, status=Status.NOT_DECIDED)], "tables": [row]}
+    assert summary(groups) == (
+        "Of 2 equations: 1 definition implemented, 1 not decided. Of 1 tables: 1 definition implemented."
+    )
 
 
 def test_figure_without_a_run_is_not_attempted() -> None:
