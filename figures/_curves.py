@@ -104,16 +104,19 @@ def limit_losses(axes: Axes, frame: pd.DataFrame, window: int = 5) -> None:
     axes.set_ylim(low - 0.05 * (high - low), high + 0.08 * (high - low))
 
 
-def mark_entropy(axes: Axes, frame: pd.DataFrame, *, outside: bool = False) -> None:
+def mark_entropy(axes: Axes, frame: pd.DataFrame, *, outside: bool = False, named: bool = True) -> None:
     """A dotted line at the unigram entropy of the text, named at its right end.
 
     Args:
         axes: to draw on.
         frame: of runs over one text.
         outside: write the name beside the axes, where the curves lie on the line.
+        named: write the name; not where curves lie on the line and names of their own beside it: then the caption does.
     """
     level = float(frame["unigram_entropy"].iloc[0])
     axes.axhline(level, color=_GREY, linestyle=(0, (1, 2)), linewidth=0.8, zorder=1)
+    if not named:
+        return
     words: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 6, "color": _GREY}
     if outside:
         axes.annotate("unigram\nentropy", (1.0, level), (3, 0), ha="left", va="center", **words)

@@ -147,7 +147,7 @@ def draw(frame: pd.DataFrame) -> Figure:
                 label, color = get_scheme(str(scheme)).label, scheme_style(str(scheme)).color
                 ends[label] = draw_seeds(axes, of_scheme, window=9, color=color)
                 colors[label] = color
-            mark_entropy(axes, rows)
+            mark_entropy(axes, rows, named=False)
             axes.set_ylabel("training loss (nats/token)")
             names.append((axes, ends, colors))
         panels[-1].set_xlabel("optimizer step")
@@ -155,7 +155,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         caption(
             figure,
             f"{size_words(frame)}. Learning rate held after {first['warmup']} steps of warm-up; thin: each seed (mean of 9 "
-            f"steps), thick: their median; {CUT_WORDS}.",
+            f"steps), thick: their median; dotted: unigram entropy; {CUT_WORDS}.",
         )
         for of_panel in names:
             label_line_ends(*of_panel)

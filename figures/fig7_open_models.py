@@ -223,11 +223,12 @@ def draw(frame: pd.DataFrame) -> Figure:
         if units["checkpoint"].nunique() > 1:
             axes.legend(loc="upper right")
         first = frame.iloc[0]
+        hollow = "hollow, on the edge: not above 0; " if (units["value"] <= 0).any() else ""
         caption(
             figure,
             f"{'; '.join(words)}. n = {first['n_predictions']:,} predicted tokens, bars: 95 % over {first['samples']}; "
-            f"hollow, on the edge: not above 0; {first['dtype']} on {first['device']}. Paper: Qwen2.5-72B and LLaMA-3.3-70B, "
-            "80 blocks each.",
+            f"{hollow}{first['dtype']} on {first['device']}. Paper: Qwen2.5-72B and LLaMA-3.3-70B, "
+            "80 blocks each; it gives the perplexity without a block, not its rise.",
         )
     return figure
 
@@ -246,7 +247,7 @@ def _mark_paper(axes: Any) -> None:
         "", (0, 2.6 * PAPER_FIRST_LAYERS), (0, PAPER_FIRST_LAYERS), arrowprops={"arrowstyle": "->", "color": "#777777"}
     )
     axes.annotate(
-        "paper, 70B models: above 1e4",
+        "paper, 70B models: perplexity above 1e4",
         (0, PAPER_FIRST_LAYERS),
         (7, 0),
         textcoords="offset points",

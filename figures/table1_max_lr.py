@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from figures._curves import TWO_COLUMNS, caption
 from figures._findings import conclude
-from figures._style import paper_style, scheme_style
+from figures._style import paper_style, scheme_style, text_color
 from figures._training_runs import figure_sweep, trained
 from figures.paper_tables import load_tables
 from keel_theory.schemes import get_scheme
@@ -205,12 +205,12 @@ def finding(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns:
         Per scheme the Max LR by the deciding criterion in words, with kinds, and the median over seeds of the best loss (nats
-        per token) on the one ramp that all are compared on; every cell of the table, at every depth, ramp and by every criterion
-        that some seed meets, in words; both orders, weakest first; Spearman's rank correlation of the medians; the pairs that
-        contradict the paper, and those that cannot be told apart; the parts of the statement; and the verdict: reproduced if
-        the medians have the paper's order and no pair contradicts it; in direction if Pre-LN and Keel are the two highest, the
-        rank correlation is at least 0.6, and at every depth Keel is level with Pre-LN or above it: neither surely below it nor
-        below it in the median. A median below that is not surely so leaves a depth undecided.
+        per token) on the one ramp that all are compared on; every cell of the table, at every depth, ramp and by every
+        criterion that some seed meets, in words; both orders, weakest first; Spearman's rank correlation of the medians; the
+        pairs that contradict the paper, and those that cannot be told apart; the parts of the statement; and the verdict:
+        reproduced if the medians have the paper's order and no pair contradicts it; in direction if Pre-LN and Keel are the
+        two highest, the rank correlation is at least 0.6, and at every depth Keel is level with Pre-LN or above it: neither
+        surely below it nor below it in the median. A median below that is not surely so leaves a depth undecided.
     """
     from scipy.stats import spearmanr
 
@@ -466,6 +466,18 @@ def _draw_published(axes: Axes, rows: Sequence[_Row]) -> None:
         value = published.get((row.scheme, of_paper[row.n_sublayers]))
         if value is not None:
             axes.plot([value], [row.y], "D", mfc="white", mec=_PAPER_COLOR, ms=4.0, mew=0.8, zorder=4)
+            if of_paper[row.n_sublayers] != row.n_sublayers:
+                words = f"paper: {of_paper[row.n_sublayers]}"
+                axes.annotate(
+                    words,
+                    (value, row.y),
+                    (0, -4),
+                    textcoords="offset points",
+                    size=6,
+                    color=_PAPER_COLOR,
+                    ha="center",
+                    va="top",
+                )
 
 
 def _name_rows(axes: Axes, rows: Sequence[_Row]) -> None:
@@ -473,7 +485,7 @@ def _name_rows(axes: Axes, rows: Sequence[_Row]) -> None:
     axes.set_ylim(rows[-1].y + 0.6, -1.2)
     axes.tick_params(axis="y", length=0)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(scheme_style(row.scheme).color)
+        label.set_color(text_color(scheme_style(row.scheme).color))
     for depth in sorted({row.n_sublayers for row in rows}):
         top = min(row.y for row in rows if row.n_sublayers == depth)
         axes.text(
