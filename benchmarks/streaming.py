@@ -275,7 +275,7 @@ def scaling(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def passed_limits(record: dict[str, Any]) -> list[str]:
+def exceeded_limits(record: dict[str, Any]) -> list[str]:
     """What is over its limit, in words."""
     passed = []
     probes = record.get("probes", {})
@@ -331,11 +331,11 @@ def main() -> None:
             record["probes"] = compare(args, large)
         if not args.no_scaling:
             record["scaling"] = scaling(args, folder)
-        record["passed_limits"] = passed_limits(record)
+        record["exceeded_limits"] = exceeded_limits(record)
         if args.output is not None:
             write_json(args.output, record)
-        if record["passed_limits"]:
-            raise SystemExit("; ".join(record["passed_limits"]))
+        if record["exceeded_limits"]:
+            raise SystemExit("; ".join(record["exceeded_limits"]))
     finally:
         shutil.rmtree(folder)
 
