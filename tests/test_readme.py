@@ -68,7 +68,8 @@ def test_readme_counts_the_papers_contradictions_as_the_check_does() -> None:
     text = " ".join(README.read_text(encoding="utf-8").split())
     expected = (
         f"It finds {len(contradictions)} contradictions in {len(done.results)} checks, {NUMBERS[len(reconciled)]} of them "
-        f"depths that count blocks in one place and sub-layers in another, and {len(done.of(Verdict.CONDITIONAL))} more that depend on"
+        "depths that count blocks in one place and sub-layers in another, "
+        f"and {len(done.of(Verdict.CONDITIONAL))} more that depend on"
     )
     assert expected in text
 
