@@ -308,12 +308,15 @@ def _costs(units: Sequence[Unit], differences: LossDifferences, estimates: Remov
 
 
 def _nested(layout: ResidualLayout, kind: UnitKind, cheap: Sequence[UnitCost]) -> tuple[Unit, ...]:
-    """The cheapest unit, the cheapest two, and so on; growing sets of steps."""
+    """The cheapest unit, the cheapest two, and so on; growing sets of steps, up to the last that leaves something."""
     steps: set[int] = set()
     nested = []
     for cost in cheap:
         steps |= set(range(cost.unit.start, cost.unit.stop))
-        nested.append(joint_unit(layout, kind, sorted(steps)))
+        together = joint_unit(layout, kind, sorted(steps))
+        if len(together.sublayers) == len(layout.sublayers):
+            break
+        nested.append(together)
     return tuple(nested)
 
 

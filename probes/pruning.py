@@ -22,7 +22,7 @@ from keel_theory.spec import ParameterValue, ProfileKind, ResidualSpec
 from probes.block_runner import BlockRunner
 from probes.checkpoint import Checkpoint, load_checkpoint
 from probes.config import ModelConfig
-from probes.errors import CheckpointError, OutputError
+from probes.errors import CheckpointError, OutputError, UnsupportedModelError
 from probes.layout import ResidualLayout
 from probes.loading import quietly
 from probes.model import Transformer
@@ -33,6 +33,11 @@ from probes.saving import save_model
 __all__ = ["check_pruning", "prune_transformer", "pruned", "save_pruned"]
 
 _N_CHECKED = 16
+_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
+"""Settings that list the blocks, by index, that have something."""
+_FIRST_BLOCKS = ("first_k_dense_replace", "num_dense_layers")
+"""Settings that say how many of the first blocks have something."""
+_COUNTS_BLOCKS = ("layer", "block", "dense", "sparse")
 
 
 def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> None:
@@ -50,7 +55,7 @@ def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> No
         CheckpointError: if what was written does not give the same logits.
     """
     folder = Path(folder)
-    check_pruning(checkpoint.layout, removed, folder)
+    check_pruning(checkpoint, removed, folder)
     blocks = frozenset(checkpoint.layout.sublayers[i].block for i in removed.sublayers)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,20 +71,23 @@ def save_pruned(checkpoint: Checkpoint, removed: Unit, folder: str | Path) -> No
         raise OutputError(f"cannot write a model to '{folder}': {reason}") from error
 
 
-def check_pruning(layout: ResidualLayout, removed: Unit | None, folder: Path) -> None:
+def check_pruning(checkpoint: Checkpoint, removed: Unit | None, folder: Path) -> None:
     """Refuse early what :func:`save_pruned` would refuse late.
 
     Args:
-        layout: of the full model.
+        checkpoint: the full model.
         removed: what is to go; None where that is not known yet.
         folder: where the pruned model is to be written.
 
     Raises:
-        RemovalError: if the unit is not made of whole blocks, or none would be left.
-        OutputError: if the folder is not empty.
+        RemovalError: if the unit is not made of whole blocks, none would be left, or a scheme's rule gives a block that stays
+            another update at its new place.
+        OutputError: if the folder is not empty, or cannot be made.
     """
+    layout = checkpoint.layout
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"'{folder}' exists and is not empty; name a new folder for the pruned model")
+    _check_writable(folder)
     gone = frozenset(() if removed is None else removed.sublayers)
     blocks = {layout.sublayers[i].block for i in gone}
     partial = sorted(s.block for i, s in enumerate(layout.sublayers) if s.block in blocks and i not in gone)
@@ -90,6 +98,18 @@ def check_pruning(layout: ResidualLayout, removed: Unit | None, folder: Path) ->
         )
     if len(blocks) == layout.n_blocks:
         raise RemovalError(f"all {layout.n_blocks} blocks would be removed; at least one must stay")
+    own = _own(checkpoint.model)
+    if own is not None:
+        _pruned_config(own.config, [i for i in range(layout.n_blocks) if i not in blocks])
+
+
+def _check_writable(folder: Path) -> None:
+    """Make a folder, for a moment, in the nearest place above that exists."""
+    above = next(place for place in folder.resolve().parents if place.exists())
+    try:
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=above).cleanup()
+    except OSError as error:
+        raise OutputError(f"cannot write a model to '{folder}': {error.strerror or error}") from error
 
 
 def _write(checkpoint: Checkpoint, blocks: frozenset[int], folder: Path) -> None:
@@ -113,7 +133,14 @@ def _check(checkpoint: Checkpoint, removed: Unit, folder: Path) -> None:
     model, layout = checkpoint.model, checkpoint.layout
     first = next(model.parameters())
     ids = torch.arange(_N_CHECKED, device=first.device)[None] % checkpoint.tokenizer.vocab_size
-    again = load_checkpoint(folder, dtype=None if _own(model) is not None else first.dtype, device=first.device)
+    try:
+        again = load_checkpoint(folder, dtype=None if _own(model) is not None else first.dtype, device=first.device)
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise CheckpointError(
+            f"family '{layout.family}' cannot be saved without these blocks: its configuration counts blocks in a way that is "
+            f"not known here (it may be {', '.join(_block_settings(model.config)) or 'any setting'}), and the saved weights do "
+            "not fit it; nothing was kept"
+        ) from error
     with torch.no_grad(), preserved(model), preserved(again.model):  # not around the loading, which may differentiate
         skipped = _logits_without(BlockRunner(model, layout), frozenset(removed.sublayers), ids).double()
         reloaded = again.layout.head.logits(again.layout.head.backbone(ids).flatten(0, 1)).double()
@@ -154,6 +181,7 @@ def pruned(model: nn.Module, layout: ResidualLayout, blocks: Sequence[int]) -> I
     assert isinstance(all_blocks, nn.ModuleList)
     settings = _per_block_settings(model.config, layout.n_blocks)
     changed = {name: type(value)(value[i] for i in kept) for name, value in settings.items()}
+    changed |= _indexed_settings(model.config, kept)
     whole_config = dict(vars(model.config))  # saving writes into it as well
     read_by = vars(model).pop("hf_quantizer", None)  # of a GGUF file, whose weights are plain numbers by now
     try:
@@ -177,8 +205,33 @@ def _per_block_settings(config: Any, n_blocks: int) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(config).items()
-        if "layer" in name and isinstance(value, (list, tuple)) and len(value) == n_blocks
+        if "layer" in name and name not in _INDEX_LISTS and isinstance(value, (list, tuple)) and len(value) == n_blocks
     }
+
+
+def _indexed_settings(config: Any, kept: Sequence[int]) -> dict[str, Any]:
+    """Settings that name blocks by their index or period, as they are once only some blocks are left."""
+    place = {old: new for new, old in enumerate(kept)}
+    changed: dict[str, Any] = {}
+    for name in _INDEX_LISTS:
+        value = getattr(config, name, None)
+        if isinstance(value, (list, tuple)):
+            changed[name] = type(value)(place[i] for i in value if i in place)
+    for name in _FIRST_BLOCKS:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            changed[name] = sum(old < value for old in kept)
+    step = getattr(config, "decoder_sparse_step", None) or 1
+    if step > 1:  # every block between is dense: said by index, since the period is broken
+        dense = {*config.mlp_only_layers, *(old for old in kept if (old + 1) % step)}
+        changed |= {"decoder_sparse_step": 1, "mlp_only_layers": [place[old] for old in kept if old in dense]}
+    return changed
+
+
+def _block_settings(config: Any) -> list[str]:
+    """Names of settings that seem to be about blocks."""
+    own = (name for name in vars(config) if name != "num_hidden_layers" and not name.startswith("_"))
+    return sorted(name for name in own if any(word in name for word in _COUNTS_BLOCKS))
 
 
 def _number(blocks: Iterable[nn.Module]) -> None:

@@ -20,6 +20,7 @@ from probes.cli._streaming import (
     MaxMemoryOption,
     PlacementOption,
     StreamOption,
+    forecast_streams,
     kept_run,
     n_bytes,
     offloaded,
@@ -29,6 +30,7 @@ from probes.cli._streaming import (
 
 if TYPE_CHECKING:
     from probes.checkpoint import Checkpoint
+    from probes.layout import ResidualLayout
     from probes.removal_result import LayerRemoval, UnitCost
     from probes.removal_units import Unit
     from probes.streaming.model import StreamedCheckpoint
@@ -116,13 +118,24 @@ def layer_removal(
     if not 0 <= threshold < math.inf:
         raise typer.BadParameter(f"a finite number of nats per token, 0 or more; got {threshold:g}", param_hint="--threshold")
     chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
-    indices = _indices(remove)
+    ranges = _ranges(remove)
     from probes.pruning import check_pruning
     from probes.removal_units import joint_unit, removal_units
 
-    if save is not None and not indices and unit != "block":
+    if save is not None and remove is None and unit != "block":
         raise typer.BadParameter(
             "without --remove it needs --unit block: only whole blocks can be saved without", param_hint="--save"
+        )
+    if save is not None and remove is None and together is False:
+        raise typer.BadParameter(
+            "without --remove it is what can go together that is saved: leave out --no-together, or name blocks with --remove",
+            param_hint="--save",
+        )
+    if dry_run:
+        if save is not None:
+            raise typer.BadParameter("nothing is saved by --dry-run: leave out one of the two", param_hint="--save")
+        stream = forecast_streams(
+            checkpoint, dtype=chosen_dtype, device=chosen_device, stream=stream, max_memory=memory, placement=placement
         )
     with ExitStack() as stack:
         folder = stack.enter_context(output_folder(None if dry_run else output))
@@ -131,7 +144,7 @@ def layer_removal(
                 checkpoint,
                 dtype=chosen_dtype,
                 device=chosen_device,
-                stream=True if dry_run else stream,
+                stream=stream,
                 max_memory=memory,
                 placement=placement,
                 gradients=estimates is True,
@@ -140,9 +153,11 @@ def layer_removal(
         if streamed is not None and save is not None:
             raise typer.BadParameter("a model is saved from memory: give --no-stream too", param_hint="--save")
         units = removal_units(loaded.layout, unit, span)  # refused before any text is read
+        indices = _indices(ranges, loaded.layout, unit)
         named = joint_unit(loaded.layout, unit, indices) if indices else None
         if save is not None:
-            check_pruning(loaded.layout, named, save)
+            only = units[0] if len(units) == 1 else None  # a span of the whole model
+            check_pruning(loaded, named or only, save)
         data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
         cheaply = streamed is not None  # what costs more reads is then left out unless it is asked for
         extras = {
@@ -196,18 +211,29 @@ def _streamed(
         return measure_streamed_layer_removal(streamed, data, state=state, on_progress=report, **settings)
 
 
-def _indices(text: str | None) -> list[int]:
-    """``3,5`` and ``4:8`` as indices, ranges half-open."""
-    indices: list[int] = []
+def _ranges(text: str | None) -> list[range]:
+    """``3,5`` and ``4:8`` as ranges, half-open; those that hold nothing are left out."""
+    ranges: list[range] = []
     for part in (text or "").split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?::\s*(\d{1,18})\s*)?", part)
         if text is not None and match is None:
             raise typer.BadParameter(f"'{part}' is no index or range; write 3,5 or 4:8", param_hint="--remove")
         if match is not None:
-            indices += range(int(match[1]), int(match[2] or int(match[1]) + 1))
-    if text is not None and not indices:
+            ranges.append(range(int(match[1]), int(match[2] or int(match[1]) + 1)))
+    ranges = [part for part in ranges if part]
+    if text is not None and not ranges:
         raise typer.BadParameter(f"'{text}' names nothing: ranges are half-open, 4:5 is unit 4", param_hint="--remove")
-    return indices
+    return ranges
+
+
+def _indices(ranges: Sequence[range], layout: ResidualLayout, unit: str) -> list[int]:
+    """The indices of all ranges; their ends are held against the model before any list is made."""
+    from probes.removal_units import joint_unit
+
+    ends = [index for part in ranges for index in (part[0], part[-1])]
+    if ends:
+        joint_unit(layout, unit, ends)
+    return [index for part in ranges for index in part]
 
 
 def _data(

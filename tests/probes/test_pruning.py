@@ -244,3 +244,59 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(build: Callable[[], nn.Mo
         save_pruned(checkpoint, unit, tmp_path / "pruned")
     assert list(tmp_path.iterdir()) == []
     save_pruned(checkpoint, unit, tmp_path / "pruned")
+
+
+def _qwen3_moe(**changes: object) -> nn.Module:
+    config = transformers.Qwen3MoeConfig(
+        **BLOCK_BY_BLOCK, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, **changes
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def _dots1() -> nn.Module:
+    config = transformers.Dots1Config(
+        **BLOCK_BY_BLOCK,
+        head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=2,
+    )
+    return transformers.Dots1ForCausalLM(config)
+
+
+DENSE_BLOCKS = {
+    "by index": (lambda: _qwen3_moe(mlp_only_layers=[1]), [0], {"mlp_only_layers": [0]}),
+    "as many as blocks": (lambda: _qwen3_moe(mlp_only_layers=[0, 1, 2]), [0], {"mlp_only_layers": [0, 1]}),
+    "by period": (
+        lambda: _qwen3_moe(decoder_sparse_step=2),
+        [0],
+        {"mlp_only_layers": [1], "decoder_sparse_step": 1},
+    ),
+    "the first ones": (_dots1, [0], {"first_k_dense_replace": 1}),
+}
+
+
+@pytest.mark.parametrize(("build", "blocks", "settings"), DENSE_BLOCKS.values(), ids=DENSE_BLOCKS)
+def test_dense_blocks_among_experts_keep_their_kind(
+    build: Callable[[], nn.Module], blocks: list[int], settings: dict[str, object], tmp_path: Path
+) -> None:
+    checkpoint = as_checkpoint(build().eval())
+    save_pruned(checkpoint, joint_unit(checkpoint.layout, "block", blocks), tmp_path / "pruned")
+    written = json.loads((tmp_path / "pruned" / "config.json").read_text())
+    assert {name: written[name] for name in settings} == settings
+    kinds = [type(block.mlp) for i, block in enumerate(checkpoint.model.model.layers) if i not in blocks]
+    assert [type(block.mlp) for block in load_checkpoint(tmp_path / "pruned").model.model.layers] == kinds
+
+
+def test_blocks_counted_in_an_unknown_way_are_refused_by_the_setting(tmp_path: Path) -> None:
+    config = transformers.Ernie4_5_MoeConfig(
+        **BLOCK_BY_BLOCK, moe_num_experts=4, moe_k=2, moe_intermediate_size=8, moe_layer_start_index=1, moe_layer_end_index=2
+    )
+    checkpoint = as_checkpoint(transformers.Ernie4_5_MoeForCausalLM(config).eval())
+    with pytest.raises(CheckpointError, match=r"'ernie4_5_moe' cannot be saved .*moe_layer_start_index.*nothing was kept"):
+        save_pruned(checkpoint, joint_unit(checkpoint.layout, "block", [0]), tmp_path / "pruned")
+    assert list(tmp_path.iterdir()) == []

@@ -159,6 +159,12 @@ def test_models_of_transformers_are_saved_too(text, tmp_path, monkeypatch, capsy
         (("--span", "5"), "a span of 5 does not fit: the model has 4 blocks"),
         (("--unit", "head"), "unknown unit 'head'; known: block, sublayer, attn, ffn"),
         (("--remove", "4"), "there is no block 4: the model has 4, counted from 0 to 3"),
+        (("--remove", "0:100000000000"), "there is no block 99999999999: the model has 4, counted from 0 to 3"),
+        (("--remove", "7:9,1"), "there is no block 7: the model has 4, counted from 0 to 3"),
+        (("--remove", "1" * 5000), "is no index or range; write 3,5 or 4:8"),
+        (("--no-together", "--save", "x"), "leave out --no-together, or name blocks with --remove"),
+        (("--span", "4", "--save", "x"), "all 4 blocks would be removed; at least one must stay"),
+        (("--save", "text.txt/x"), "cannot write a model to 'text.txt/x': Not a directory"),
         (("--remove", "one"), "'one' is no index or range; write 3,5 or 4:8"),
         (("--remove", "3:3"), "names nothing: ranges are half-open"),
         (("--threshold", "nan"), "a finite number of nats per token, 0 or more; got nan"),
@@ -174,6 +180,7 @@ def test_models_of_transformers_are_saved_too(text, tmp_path, monkeypatch, capsy
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(options, message, checkpoint, text, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(text.parent)
     code, out, err = run(monkeypatch, capsys, checkpoint, "--text", text, *SHORT, *options)
     assert code == 2
     assert out == ""
@@ -192,6 +199,24 @@ def test_a_full_folder_is_refused_before_anything_runs(checkpoint, text, monkeyp
     code, out, err = run(monkeypatch, capsys, checkpoint, "--text", text, *SHORT, "--save", checkpoint)
     assert (code, out) == (2, "")
     assert "exists and is not empty; name a new folder" in err
+
+
+@pytest.mark.parametrize("options", [(), ("--span", "2")], ids=["blocks", "spans"])
+def test_where_everything_is_cheap_one_block_is_left(options, checkpoint, text, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ("--text", text, *SHORT, "--threshold", "1e9", "--json", "--save", tmp_path / "smaller", *options)
+    code, out, err = run(monkeypatch, capsys, checkpoint, *arguments)
+    assert code == 0, err
+    kept = json.loads(out)["effective_depth"]
+    assert 1 <= kept <= 2
+    assert load_checkpoint(tmp_path / "smaller").layout.n_blocks == kept
+
+
+def test_a_removal_that_a_scheme_forbids_is_refused_before_anything_runs(text, tmp_path, monkeypatch, capsys) -> None:
+    save_model(Transformer(tiny("keel")), tmp_path / "keel")
+    arguments = ("--text", text, *SHORT, "--remove", "0", "--save", tmp_path / "smaller")
+    code, out, err = run(monkeypatch, capsys, tmp_path / "keel", *arguments)
+    assert (code, out) == (2, "")
+    assert "scheme 'keel' cannot be saved without these blocks: block 1 would become block 0" in err
 
 
 def test_nothing_cheap_leaves_nothing_to_save(checkpoint, text, tmp_path, monkeypatch, capsys) -> None:
