@@ -60,9 +60,12 @@ class FastTokenizer:
         """Ids of a text, without any special token.
 
         Raises:
-            TextError: if the model has no embedding for one of them.
+            TextError: if the tokenizer cannot encode it, or the model has no embedding for one of its tokens.
         """
-        ids = list(self._backend.encode(text, add_special_tokens=False, verbose=False))  # type: ignore[attr-defined]
+        try:
+            ids = list(self._backend.encode(text, add_special_tokens=False, verbose=False))  # type: ignore[attr-defined]
+        except Exception as error:  # the tokenizers library raises nothing more special
+            raise TextError(f"{self.name} cannot encode the text: {error}") from error
         if max(ids, default=0) >= self._n_embeddings:
             raise TextError(
                 f"the text holds token {max(ids)}, the model knows {self._n_embeddings}: {self.name} is not its own"
@@ -141,7 +144,10 @@ def _load(folder: Path, options: dict[str, str], vocab_size: int, source: str) -
         return _fallback(vocab_size, source, f"its tokenizer {type(backend).__name__} is not a fast one")
     n_plain = int(backend.vocab_size)  # without added special tokens, which no text asks for
     warnings = (f"the tokenizer has {n_plain} tokens, the model {vocab_size}",) if n_plain > vocab_size else ()
-    return FastTokenizer(backend, source, vocab_size), warnings
+    try:
+        return FastTokenizer(backend, source, vocab_size), warnings
+    except Exception as error:  # one that is read but cannot encode a letter; again anything may be raised
+        return _fallback(vocab_size, source, f"its tokenizer cannot encode a text: {type(error).__name__}: {error}")
 
 
 def _fallback(vocab_size: int, source: str, why: str) -> tuple[Tokenizer, tuple[str, ...]]:

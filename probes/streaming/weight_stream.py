@@ -72,7 +72,7 @@ class WeightStream:
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
         self._pending: dict[int, Future[dict[nn.Parameter, Tensor]]] = {}
         self.reads_ahead = True
-        self._last_block = -1
+        self._last_block: int | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keel-read")
 
     def close(self) -> None:
@@ -135,15 +135,21 @@ class WeightStream:
             return
         owned = self._blocks[block]
         loaded = self._take(block)
-        following = block + (1 if block > self._last_block else -1)
+        following = block + self._direction(block)
         self._last_block = block
-        if following in range(self.layout.n_blocks):
+        if following != block and following in range(self.layout.n_blocks):
             self.prefetch(following)
         try:
             with self._placed(owned, loaded):
                 yield
         finally:
             self._recycle(loaded.values())
+
+    def _direction(self, block: int) -> int:
+        """Up or down; the first block read is the start of the way up, or where a run goes on: then nothing is guessed."""
+        if self._last_block is None:
+            return 1 if block == 0 else 0
+        return 1 if block > self._last_block else -1
 
     def prefetch(self, block: int) -> None:
         """Start to read a block in the background."""

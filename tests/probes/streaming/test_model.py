@@ -225,3 +225,16 @@ def test_memory_stays_far_below_the_checkpoint(probe: str, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 0.4 * n_bytes
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [((0, 1), [[1], [2]]), ((2, 1), [[], [0]]), ((1, 2), [[], []])], ids=["up", "down", "goes on"]
+)
+def test_the_next_block_is_read_once_the_direction_is_known(order, expected, tmp_path: Path) -> None:
+    folder = saved_family("llama", tmp_path)
+    with open_streamed(folder) as streamed:
+        read_ahead = []
+        for block in order:
+            with streamed.stream.resident((streamed.layout.blocks[block],)):
+                read_ahead.append(sorted(streamed.stream._pending))
+    assert read_ahead == expected
