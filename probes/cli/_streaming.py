@@ -29,6 +29,7 @@ __all__ = [
     "MaxMemoryOption",
     "PlacementOption",
     "StreamOption",
+    "forecast_streams",
     "kept_run",
     "n_bytes",
     "offloaded",
@@ -122,6 +123,30 @@ def opened(
     yield load_checkpoint(checkpoint, dtype=dtype, device=device), None
 
 
+def forecast_streams(
+    checkpoint: str,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    stream: bool | None,
+    max_memory: int | None,
+    placement: str | None,
+) -> bool:
+    """True, as what --dry-run forecasts is streamed; refuses what is not, and says where a run will not be by itself."""
+    other = "--no-stream" if stream is False else "--placement" if placement is not None else None
+    if other is not None:
+        raise typer.BadParameter(f"a streamed run is what it forecasts: leave out {other}", param_hint="--dry-run")
+    if stream is None:
+        from probes.streaming.choice import checkpoint_fit
+
+        if checkpoint_fit(checkpoint, dtype=dtype, device=device, max_memory=max_memory).fits:
+            print(
+                "the weights fit into memory: this is what a run with --stream costs; without it nothing is streamed",
+                file=sys.stderr,
+            )
+    return True
+
+
 def _chosen(
     checkpoint: str, dtype: torch.dtype | None, device: torch.device, stream: bool | None, max_memory: int | None
 ) -> bool:
@@ -150,7 +175,22 @@ def _device_map(placement: str | None) -> str | dict[str, object] | None:
         raise typer.BadParameter(
             f"'{placement}' is no placement; known: {known}, or a JSON table of modules and devices", param_hint="--placement"
         )
+    for device in table.values():
+        _check_device(device)
     return table
+
+
+def _check_device(device: object) -> None:
+    import torch
+
+    if device == "disk" or (isinstance(device, int) and not isinstance(device, bool) and device >= 0):
+        return
+    try:
+        torch.device(device if isinstance(device, str) else "")
+    except RuntimeError:
+        raise typer.BadParameter(
+            f"{json.dumps(device)} is no device; write cpu, disk, cuda:1, or the number of a GPU", param_hint="--placement"
+        ) from None
 
 
 def _placed(checkpoint: str, dtype: torch.dtype | None, device_map: str | dict[str, object]) -> Checkpoint:

@@ -33,6 +33,7 @@ from probes.cli._streaming import (
     MaxMemoryOption,
     PlacementOption,
     StreamOption,
+    forecast_streams,
     kept_run,
     n_bytes,
     opened,
@@ -87,6 +88,10 @@ def grad_norm(
     from probes.text import checkpoint_batches, read_text
 
     content, text_name = read_text(text)
+    if dry_run:
+        stream = forecast_streams(
+            checkpoint, dtype=chosen_dtype, device=chosen_device, stream=stream, max_memory=memory, placement=placement
+        )
     with ExitStack() as stack:
         folder = stack.enter_context(output_folder(None if dry_run else output))
         loaded, streamed = stack.enter_context(
@@ -94,7 +99,7 @@ def grad_norm(
                 checkpoint,
                 dtype=chosen_dtype,
                 device=chosen_device,
-                stream=True if dry_run else stream,
+                stream=stream,
                 max_memory=memory,
                 placement=placement,
                 gradients=True,

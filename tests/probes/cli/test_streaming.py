@@ -189,6 +189,11 @@ def test_weights_that_are_taken_away_get_no_backward_pass(places, expected) -> N
     ("arguments", "message"),
     [
         (("--placement", "everywhere"), "is no placement"),
+        (("--placement", '{"": "banana"}'), '"banana" is no device'),
+        (("--placement", '{"": -1}'), "-1 is no device"),
+        (("--dry-run", "--no-stream"), "leave out --no-stream"),
+        (("--dry-run", "--placement", "auto"), "leave out --placement"),
+        (("--dry-run", "--save", "there", "--remove", "1"), "nothing is saved by --dry-run"),
         (("--placement", "auto", "--stream"), "either streamed or placed"),
         (("--max-memory", "lots"), "is no amount of memory"),
         (("--stream", "--save", "there", "--remove", "1"), "saved from memory"),
@@ -403,3 +408,10 @@ def test_an_interruption_before_the_first_step_keeps_nothing(checkpoint, cache, 
     assert code == 130
     assert "before the first step was done; nothing is kept" in err
     assert not cache.exists()
+
+
+def test_a_dry_run_of_what_fits_into_memory_says_so(checkpoint, monkeypatch, capsys) -> None:
+    arguments = ("grad-norm", checkpoint, *SHORT, "--dry-run")
+    assert "what a run with --stream costs" in run(monkeypatch, capsys, *arguments)[2]
+    for more in (("--stream",), ("--max-memory", "10KB")):
+        assert "what a run with --stream costs" not in run(monkeypatch, capsys, *arguments, *more)[2]
