@@ -243,7 +243,11 @@ def _limits(sources: Sources) -> Iterator[str]:
         "width": _largest(frames, "width"),
         "depth": _largest(frames, "n_sublayers"),
         "untrained_depth": int(untrained.frame["n_sublayers"].max()),
-        "tokens": max(int((frame["steps"] * frame["tokens_per_step"]).max()) for frame in frames if "tokens_per_step" in frame),
+        "tokens": max(
+            int((frame["steps"] * frame["tokens_per_step"]).max())
+            for frame in frames
+            if {"steps", "tokens_per_step"} <= set(frame.columns)
+        ),
         "parameters": _largest(frames, "n_parameters"),
         "seeds": max(int(frame["seed"].nunique()) for frame in frames),
         "lr_factor": LR_FACTOR,
