@@ -471,12 +471,12 @@ def _draw_published(axes: Axes, rows: Sequence[_Row]) -> None:
                 axes.annotate(
                     words,
                     (value, row.y),
-                    (0, -4),
+                    (5, 0),
                     textcoords="offset points",
                     size=6,
                     color=_PAPER_COLOR,
-                    ha="center",
-                    va="top",
+                    ha="left",
+                    va="center",
                 )
 
 
