@@ -224,7 +224,8 @@ def test_deep_narrow_drawing() -> None:
         "dashed: shallow and wide",
     ]
     figure = assert_printable(fig8a_deep_narrow.draw, shapes(losses), width=ONE_COLUMN, says=says)
-    dashed = [line for axes in figure.axes for line in axes.lines if line.get_linewidth() == 1.4 and line.get_linestyle() == "--"]
+    lines = [line for axes in figure.axes for line in axes.lines]
+    dashed = [line for line in lines if line.get_linewidth() == 1.4 and line.get_linestyle() == "--"]
     assert len(dashed) == 2
 
 
