@@ -116,11 +116,9 @@ def text_color(color: str) -> str:
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    channels = to_rgb(color)
-    share = next(
-        n / 100 for n in range(100, -1, -1) if contrast_on_white([n / 100 * channel for channel in channels]) >= _READABLE
-    )
-    return to_hex([share * channel for channel in channels])
+    red, green, blue = to_rgb(color)
+    shades = ((n / 100 * red, n / 100 * green, n / 100 * blue) for n in range(100, -1, -1))
+    return to_hex(next(shade for shade in shades if contrast_on_white(shade) >= _READABLE))
 
 
 def contrast_on_white(channels: Sequence[float]) -> float:
