@@ -34,7 +34,7 @@ OWN = {
     "gradient_norms",
 }
 
-_MARKS = {name: pytest.mark.smollm2 for name in ("fig7_open_models", "gradient_norms")}
+_MARKS = dict.fromkeys(("fig7_open_models", "gradient_norms"), pytest.mark.smollm2)
 
 
 def test_every_figure_of_the_paper_has_an_entry_and_so_have_the_toolkits_own() -> None:
