@@ -91,7 +91,7 @@ DEFAULTS = {"block_influence", "angular_distance", "relative_contribution"}
         (("--estimates",), DEFAULTS | {"taylor"}, {"model", "unit"}),
         (("--together", "--threshold", "1e9"), DEFAULTS, {"model", "unit", "joint"}),
     ],
-    ids=str,
+    ids=["by default", "no estimates", "estimates", "together"],
 )
 def test_what_costs_more_reads_is_streamed_only_when_asked_for(
     options, metrics, kinds, checkpoint, monkeypatch, capsys
