@@ -73,9 +73,10 @@ def test_without_a_folder_nothing_is_left() -> None:
 
 
 def test_a_run_that_breaks_is_named(tmp_path) -> None:
-    values = {**VALUES, "corpus": {"sources": [str(tmp_path / "missing.txt")]}}
+    (tmp_path / "short.txt").write_text("too short", encoding="utf-8")
+    values = {**VALUES, "corpus": {"sources": [str(tmp_path / "short.txt")]}}
     with (
-        pytest.raises(FigureRunError, match=r"keel, 2 sub-layers of width 16.*broke.*missing\.txt"),
+        pytest.raises(FigureRunError, match=r"keel, 2 sub-layers of width 16.*broke.*TextError"),
         trained(figure_sweep("broken", values), tmp_path / "figure"),
     ):
         pytest.fail("no runs, but no error")

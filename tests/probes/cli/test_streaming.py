@@ -99,7 +99,11 @@ def test_what_costs_more_reads_is_streamed_only_when_asked_for(
     code, out, err = run(monkeypatch, capsys, "layer-removal", checkpoint, *SHORT, "--stream", *options)
     assert code == 0, err
     rows = json.loads(out)["rows"]
-    assert {row["metric"] for row in rows if row["kind"] == "unit"} == metrics | {"delta_loss", "delta_perplexity"}
+    assert {row["metric"] for row in rows if row["kind"] == "unit"} == metrics | {
+        "delta_loss",
+        "delta_perplexity",
+        "loss_without",
+    }
     assert {row["kind"] for row in rows} == kinds
 
 

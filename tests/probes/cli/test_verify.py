@@ -62,10 +62,13 @@ def test_a_claim_named_twice_is_one_line(keel: Run) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(keel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)  # as it is for a user who is not root
+    def refuse(*_: object, **__: object) -> None:  # as it is for a user who is not root
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     code, out, err = keel("5-alpha", "-o", str(tmp_path / "claims.md"))
     assert (code, out) == (2, "")
-    assert "its folder cannot be written to" in err
+    assert "its folder cannot be written to (Permission denied)" in err
 
 
 def test_a_failing_claim_exits_with_1_and_is_named(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:

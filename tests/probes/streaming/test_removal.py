@@ -161,7 +161,7 @@ def test_units_removed_together_go_on_too(n_steps: int, tmp_path: Path, monkeypa
     assert in_part == list(range(n_steps))
     with open_streamed(folder) as streamed:
         got = measure_streamed_layer_removal(streamed, two_batches(), state=RunState(place), **options)
-    assert len(got.joint) == N_BLOCKS
+    assert len(got.joint) == N_BLOCKS - 1  # one block is left
     assert got.joint == expected.joint
     assert (got.costs, got.loss) == (expected.costs, expected.loss)
 
