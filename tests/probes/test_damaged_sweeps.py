@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from probes import trial_folder
-from probes.cli import main as entry
 from probes.errors import CheckpointError
 from probes.sweep_folder import SweepFolder
 from probes.sweep_results import results_frame, status_rows
 from probes.trial import SweepError
 from probes.trial_folder import TrialFolder, TrialState
+from tests._cli import run_keel
 from tests.probes._damage import BROKEN_FILES, changed, identifiers, rewrite, without, wrong_values
 from tests.probes._sweeps import finish, one_trial, pretended_result, small_sweep
 
@@ -93,14 +92,7 @@ def test_one_damaged_trial_blocks_neither_status_nor_results(sweep: SweepFolder,
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", "sweep", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, "sweep", *arguments)
 
 
 def test_the_commands_name_the_damage_and_go_on(sweep: SweepFolder, monkeypatch, capsys) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from probes.cli import main as entry
 from probes.config import tiny
 from probes.model import Transformer
 from probes.saving import save_model
+from tests._cli import run_keel
 
 
 def _silent_second_sublayer() -> Transformer:
@@ -39,14 +38,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", "alignment", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, "alignment", *arguments)
 
 
 def test_table_has_every_sublayer_and_names_the_one_without_an_update(checkpoint, text, monkeypatch, capsys) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from probes.cli import main as entry
 from probes.cli.grad_norm import _block_row
 from probes.config import tiny
 from probes.gradient_norms import measure_gradient_norms
 from probes.model import Transformer
 from probes.saving import save_model
+from tests._cli import run_keel
 from tests.probes._tiny import VOCAB, tiny_ids, tiny_model
 
 FILES = ["grad_norm.json", "grad_norm.parquet", "grad_norm.png", "grad_norm.svg"]
@@ -37,14 +36,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", "grad-norm", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, "grad-norm", *arguments)
 
 
 def test_table_has_every_block_and_a_verdict(checkpoint, text, monkeypatch, capsys) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +10,10 @@ import pytest
 import torch
 
 from probes.checkpoint import load_checkpoint
-from probes.cli import main as entry
 from probes.config import tiny
 from probes.model import Transformer
 from probes.saving import save_model
+from tests._cli import run_keel
 from tests.probes._models import perturbed
 from tests.probes._tiny import tiny_model
 
@@ -37,14 +36,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", "layer-removal", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, "layer-removal", *arguments)
 
 
 def test_table_has_every_block_its_modules_and_a_verdict(checkpoint, text, monkeypatch, capsys) -> None:

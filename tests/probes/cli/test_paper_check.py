@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from figures import paper_check as library
 from figures.paper_check import PaperCheck, Verdict, check_paper
 from figures.paper_tables import PUBLISHED
-from probes.cli import main as cli
+from tests._cli import run_keel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,17 +19,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def keel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keel", "paper-check", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run
+    return partial(run_keel, monkeypatch, capsys, "paper-check")
 
 
 @cache

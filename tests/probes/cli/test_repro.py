@@ -1,7 +1,7 @@
 """``keel repro``: what the report is made of, and what stops it."""
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,8 +10,8 @@ import pytest
 from keel_theory import claims as claims_module
 from keel_theory.claims import CLAIMS
 from probes import verification
-from probes.cli import main as cli
 from probes.verification import Verification, verify_claims
+from tests._cli import run_keel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -23,17 +23,7 @@ def keel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     quick = MappingProxyType({id: CLAIMS[id] for id in ("5-beta", "9-radial")})
     monkeypatch.setattr(claims_module, "CLAIMS", quick)
     monkeypatch.setattr(verification, "verify_claims", lambda progress: verify_claims(quick, progress=progress))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keel", "repro", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run
+    return partial(run_keel, monkeypatch, capsys, "repro")
 
 
 def test_report_holds_claims_and_consistency(keel: Run, tmp_path: Path) -> None:

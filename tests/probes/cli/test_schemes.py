@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import typer
@@ -13,6 +14,7 @@ from keel_theory.schemes import SCHEMES
 from keel_theory.spec import SchemeError
 from probes.cli import main as cli
 from probes.cli.schemes import parse_settings
+from tests._cli import run_keel
 
 MAIN = "import sys; sys.argv[0] = 'keel'; from probes.cli.main import main; main()"
 
@@ -26,17 +28,7 @@ def _keel(*arguments, **options):
 @pytest.fixture
 def keel(monkeypatch, capsys):
     """The command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keel", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        return (code, *capsys.readouterr())
-
-    return run
+    return partial(run_keel, monkeypatch, capsys)
 
 
 def test_list_names_every_scheme_with_label_equation_and_source(keel):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from probes.cli import main as entry
+from tests._cli import run_keel as run
 
 COMMANDS = ("grad-norm", "layer-removal")
 SHORT = ("--tokens", "96", "--seq-len", "16", "--json")
@@ -42,17 +42,6 @@ def checkpoint(tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "keel-dynamics"
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
 
 
 def values(out: str) -> list[float]:

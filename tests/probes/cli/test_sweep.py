@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from probes.cli import main as entry
 from probes.sweep_folder import SweepFolder
+from tests._cli import run_keel
 
 FILE = """
 schemes = ["keel", "post_ln"]
@@ -54,14 +54,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", "sweep", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, "sweep", *arguments)
 
 
 def test_it_runs_tells_and_skips_what_is_finished(file, tmp_path, monkeypatch, capsys) -> None:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from keel_theory.derivations import DERIVATIONS
 from keel_theory.design import smallest_alpha, uniform_product
 from keel_theory.propagation import shortcut_log_product
 from keel_theory.schemes import SCHEMES, get_scheme
-from probes.cli import main as cli
+from tests._cli import run_keel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -22,17 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def keel(monkeypatch, capsys) -> Run:
     """The command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keel", "theory", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run
+    return partial(run_keel, monkeypatch, capsys, "theory")
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from probes.cli import main as entry
 from probes.run_folder import read_log
+from tests._cli import run_keel
 from tests.probes._runs import numbers
 
 QUICK = ["--blocks", "2", "--width", "16", "--steps", "60", "--seq-len", "16", "--batch-size", "2", "--threads", "1"]
@@ -28,14 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["keel", *map(str, arguments)])
-    code: object = 0
-    try:
-        entry.main()
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return int(code or 0), captured.out, captured.err
+    return run_keel(monkeypatch, capsys, *arguments)
 
 
 def test_it_leaves_a_model_that_the_probes_read(text, tmp_path, monkeypatch, capsys) -> None:

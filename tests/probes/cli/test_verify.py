@@ -1,9 +1,9 @@
 """``keel verify``: tables, exit codes, progress."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +11,7 @@ import pytest
 
 from keel_theory import claims as claims_module
 from keel_theory.claims import CLAIMS, Verdict
-from probes.cli import main as cli
+from tests._cli import run_keel
 
 Run = Callable[..., tuple[int, str, str]]
 _QUICK = ("5-alpha", "9-radial", "19-wrong-limit")
@@ -20,17 +20,7 @@ _QUICK = ("5-alpha", "9-radial", "19-wrong-limit")
 @pytest.fixture
 def keel(monkeypatch, capsys) -> Run:
     """The command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["keel", "verify", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run
+    return partial(run_keel, monkeypatch, capsys, "verify")
 
 
 def test_table_has_one_line_per_claim_and_progress_is_not_in_it(keel: Run) -> None:
