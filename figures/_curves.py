@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from figures._style import scheme_style
+from keel_theory.schemes import get_scheme
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -19,6 +22,7 @@ __all__ = [
     "ONE_COLUMN",
     "TWO_COLUMNS",
     "caption",
+    "draw_schemes",
     "draw_seeds",
     "limit_losses",
     "mark_entropy",
@@ -84,6 +88,25 @@ def draw_seeds(
     finite = np.flatnonzero(np.isfinite(median))
     end = int(finite[-1]) if len(finite) else 0
     return float(table.index[end]), float(median[end])
+
+
+def draw_schemes(axes: Axes, rows: pd.DataFrame, window: int) -> tuple[dict[str, tuple[float, float]], dict[str, str]]:
+    """The curves of every scheme in its colour, by :func:`draw_seeds`.
+
+    Args:
+        axes: to draw on.
+        rows: curves, one setting per scheme.
+        window: steps of the running mean.
+
+    Returns:
+        Ends and colours by label, for :func:`figures._style.label_line_ends`.
+    """
+    ends, colors = {}, {}
+    for scheme, of_scheme in rows.groupby("scheme", sort=False):
+        label = get_scheme(str(scheme)).label
+        colors[label] = scheme_style(str(scheme)).color
+        ends[label] = draw_seeds(axes, of_scheme, window=window, color=colors[label])
+    return ends, colors
 
 
 def limit_losses(axes: Axes, frame: pd.DataFrame, window: int = 5) -> None:

@@ -31,7 +31,17 @@ from probes.trial_folder import TrialFolder
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LR_FACTOR", "FigureRunError", "constant", "curve_frame", "figure_sweep", "run_columns", "scaled_lr", "trained"]
+__all__ = [
+    "LR_FACTOR",
+    "FigureRunError",
+    "constant",
+    "curve_frame",
+    "figure_sweep",
+    "run_columns",
+    "scaled_lr",
+    "train_curves",
+    "trained",
+]
 
 LR_FACTOR = 6.7
 """Our learning rate over the paper's: 0.0675 / 0.0101, Keel's Max LR at 64 sub-layers when the rule was fixed."""
@@ -179,6 +189,22 @@ def curve_frame(folders: Sequence[TrialFolder]) -> pd.DataFrame:
     frame = pd.concat(parts, ignore_index=True)
     measured = ["step", "lr", "loss", "grad_norm"]
     return frame[[*(name for name in frame.columns if name not in measured), *measured]]
+
+
+def train_curves(name: str, *, folder: Path | None = None, sweep: Mapping[str, Any], device: str = "cpu") -> pd.DataFrame:
+    """Train a figure's sweep, or read what is trained: the ``compute`` of figures that show nothing but curves.
+
+    Args:
+        name: of the figure.
+        folder: of its runs; without one they are gone afterwards.
+        sweep: as in a sweep's TOML file.
+        device: of the runs.
+
+    Returns:
+        As :func:`curve_frame`.
+    """
+    with trained(figure_sweep(name, sweep, device), folder) as folders:
+        return curve_frame(folders)
 
 
 def _steps(place: TrialFolder) -> dict[str, Any]:

@@ -8,17 +8,16 @@ at that learning rate times the factor of ``figures/_training_runs.py``, reached
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_schemes, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, spread_over_seeds
-from figures._style import label_line_ends, paper_style, scheme_style
-from figures._training_runs import constant, curve_frame, figure_sweep, scaled_lr, trained
-from keel_theory.schemes import get_scheme
+from figures._style import label_line_ends, paper_style
+from figures._training_runs import constant, scaled_lr, train_curves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,19 +74,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """The GPU preset (64 and 512 sub-layers of width 512, one GPU of 80 GB or more) has never been run."""
 
 
-def compute(*, folder: Path | None = None, sweep: Mapping[str, Any], device: str = "cpu") -> pd.DataFrame:
-    """Train, or read what is trained.
-
-    Args:
-        folder: of the runs.
-        sweep: as in a sweep's TOML file.
-        device: of the runs.
-
-    Returns:
-        As :func:`figures._training_runs.curve_frame`.
-    """
-    with trained(figure_sweep(NAME, sweep, device), folder) as folders:
-        return curve_frame(folders)
+compute = partial(train_curves, NAME)
 
 
 def finding(frame: pd.DataFrame) -> dict[str, Any]:
@@ -142,14 +129,9 @@ def draw(frame: pd.DataFrame) -> Figure:
             axes.set_title(f"{depth} sub-layers, learning rate {rows['peak_lr'].iloc[0]:g}")
             limit_losses(axes, rows, 9)
             axes.margins(x=0.0)
-            ends, colors = {}, {}
-            for scheme, of_scheme in rows.groupby("scheme", sort=False):
-                label, color = get_scheme(str(scheme)).label, scheme_style(str(scheme)).color
-                ends[label] = draw_seeds(axes, of_scheme, window=9, color=color)
-                colors[label] = color
+            names.append((axes, *draw_schemes(axes, rows, 9)))
             mark_entropy(axes, rows, named=False)
             axes.set_ylabel("training loss (nats/token)")
-            names.append((axes, ends, colors))
         panels[-1].set_xlabel("optimizer step")
         first = frame.iloc[0]
         caption(

@@ -9,14 +9,14 @@ twice and four times the depth of the other figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
 from figures._findings import decide, in_runs, spread_over_seeds
 from figures._style import label_line_ends, paper_style, scheme_style
-from figures._training_runs import constant, curve_frame, figure_sweep, scaled_lr, trained
+from figures._training_runs import constant, scaled_lr, train_curves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,19 +72,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """The GPU preset (256 and 512 sub-layers of width 512, one GPU of 80 GB or more) has never been run."""
 
 
-def compute(*, folder: Path | None = None, sweep: Mapping[str, Any], device: str = "cpu") -> pd.DataFrame:
-    """Train, or read what is trained.
-
-    Args:
-        folder: of the runs.
-        sweep: as in a sweep's TOML file.
-        device: of the runs.
-
-    Returns:
-        As :func:`figures._training_runs.curve_frame`.
-    """
-    with trained(figure_sweep(NAME, sweep, device), folder) as folders:
-        return curve_frame(folders)
+compute = partial(train_curves, NAME)
 
 
 def finding(frame: pd.DataFrame) -> dict[str, Any]:

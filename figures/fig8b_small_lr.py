@@ -9,14 +9,14 @@ is 1.5e-3 times the factor of ``figures/_training_runs.py``, with the paper's sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_seeds, limit_losses, mark_entropy, size_words
+from figures._curves import CUT_WORDS, ONE_COLUMN, caption, draw_schemes, limit_losses, mark_entropy, size_words
 from figures._findings import conclude, failed_runs, in_runs, learned_nothing, paired_gap, same_sign, spread_over_seeds
-from figures._style import label_line_ends, paper_style, scheme_style
-from figures._training_runs import curve_frame, figure_sweep, scaled_lr, trained
+from figures._style import label_line_ends, paper_style
+from figures._training_runs import scaled_lr, train_curves
 from keel_theory.schemes import get_scheme
 
 if TYPE_CHECKING:
@@ -89,19 +89,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """The GPU preset (512 sub-layers of width 512, one GPU of 80 GB or more) has never been run."""
 
 
-def compute(*, folder: Path | None = None, sweep: Mapping[str, Any], device: str = "cpu") -> pd.DataFrame:
-    """Train, or read what is trained.
-
-    Args:
-        folder: of the runs.
-        sweep: as in a sweep's TOML file.
-        device: of the runs.
-
-    Returns:
-        As :func:`figures._training_runs.curve_frame`.
-    """
-    with trained(figure_sweep(NAME, sweep, device), folder) as folders:
-        return curve_frame(folders)
+compute = partial(train_curves, NAME)
 
 
 def finding(frame: pd.DataFrame) -> dict[str, Any]:
@@ -153,11 +141,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         window = max(3, int(frame["steps"].iloc[0]) // 40)
         limit_losses(axes, frame, window)
         axes.margins(x=0.0)
-        ends, colors = {}, {}
-        for scheme, rows in frame.groupby("scheme", sort=False):
-            label, color = get_scheme(str(scheme)).label, scheme_style(str(scheme)).color
-            ends[label] = draw_seeds(axes, rows, window=window, color=color)
-            colors[label] = color
+        ends, colors = draw_schemes(axes, frame, window)
         mark_entropy(axes, frame)
         axes.set(xlabel="optimizer step", ylabel="training loss (nats/token)")
         first = frame.iloc[0]
