@@ -107,13 +107,19 @@ def torch_device(name: str) -> torch.device:
     Raises:
         BadParameter: if it cannot, or if what it holds has no values (``meta``).
     """
-    from probes.training import resolve_device
-    from probes.training_config import TrainingConfigError
+    import torch
 
     try:
-        return resolve_device(name)
-    except TrainingConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise typer.BadParameter(
+            f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
+        ) from error
+    if device.type == "meta":
+        raise typer.BadParameter("device 'meta' holds no values to measure; 'cpu' always works", param_hint="--device")
+    return device
 
 
 @contextmanager
