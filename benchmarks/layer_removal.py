@@ -8,8 +8,8 @@ that comparison, which is not timed, the loss of each contender's logits is take
 A second part asks whether the cost per block and variant stays the same with depth: a Keel model at rising depth.
 
 Limits: at most 0.55 times the naive loop's time without the language-model head and 0.60 times with it, losses equal to 1e-5
-nats (other tools may compute attention another way: 1e-3), and a block evaluation at most 1.5 times as costly in the deepest
-model as in the shallowest. Exit code 1 if one is passed.
+nats, and a block evaluation at most 1.5 times as costly in the deepest model as in the shallowest. Exit code 1 if one is
+passed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from _measure import MIB, Ratio, Run, environment, interleaved, ratio, report_ru
 from _removal_contenders import CONTENDERS, Text
 
 LIMITS = {"without head": 0.55, "with head": 0.60}
-EXACT, SAME = 1e-5, 1e-3  # nats: of this toolkit and what is written by hand; of other tools
+EXACT = 1e-5  # nats
 MOST_GROWTH = 1.5
 QUANTITIES = ("wall_seconds", "cpu_seconds", "peak_resident", "peak_anonymous")
 DEPTH_SEED = 0
@@ -94,7 +94,7 @@ def _compare(options: argparse.Namespace, folder: Path, part: str) -> dict[str, 
     differences, reasons = {"naive": 0.0}, {}
     for name in (name for name in options.contenders if name != "naive"):
         found = _differences(name, options, where, expected)
-        if isinstance(found, float) and found <= (EXACT if CONTENDERS[name].package is None else SAME):
+        if isinstance(found, float) and found <= EXACT:
             differences[name] = found
         else:
             reasons[name] = found if isinstance(found, str) else f"its losses differ by up to {found:.1e} nats"
