@@ -40,13 +40,13 @@ class Reading:
     onset_low: int | None
     onset_high: int | None
 
-    def allows(self, kind: str, onset: int | None, slack: int) -> bool:
-        """Whether an answer agrees, its onset within some steps."""
+    def allows(self, kind: str, onset: int | None) -> bool:
+        """Whether an answer agrees, its onset inside the interval."""
         if kind not in self.kind.split("|"):
             return False
         if self.onset_low is None or self.onset_high is None:
             return onset is None
-        return onset is not None and self.onset_low - slack <= onset <= self.onset_high + slack
+        return onset is not None and self.onset_low <= onset <= self.onset_high
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Label:
     readings: tuple[Reading, ...]
     how: str
 
-    def allows(self, kind: str, onset: int | None, slack: int = 0) -> bool:
-        """Whether an answer agrees with one of the readings, its onset within some steps."""
-        return any(reading.allows(kind, onset, slack) for reading in self.readings)
+    def allows(self, kind: str, onset: int | None) -> bool:
+        """Whether an answer agrees with one of the readings."""
+        return any(reading.allows(kind, onset) for reading in self.readings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

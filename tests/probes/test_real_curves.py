@@ -9,16 +9,18 @@ from probes.judgement import Outcome
 from tests.probes._real_curves import real_curves
 
 CURVES = real_curves()
-PRECISION = 0.02
-"""Share of the ramp by which an onset may miss the interval of the label."""
-
 MISSED = {
     "scaled_shortcut-64-0.05-seed1": "dated to a step within the drift, between the two readings",
     "scaled_shortcut-64-0.05-seed2": "dated to the lowest point before the drift, 13 steps too early",
     "scaled_shortcut_normed_input_gain-64-0.05-seed1": "under the noise the last excursion cannot be told from an even drift "
     "that begins long before",
+    "keel-64-0.25-seed2": "dated 12 steps before the interval of the label",
+    "scaled_shortcut-64-0.25-seed1": "dated between the two readings, 13 and 15 steps from them",
 }
-"""Curves whose label the judge does not meet, and in what way; all three drift for long by less than the noise."""
+"""Curves whose label the judge does not meet, and in what way; all drift for long by less than the noise before they break."""
+
+MENDED_BY_MORE = {"keel-64-0.25-seed2"}
+"""Of these, the curves that are dated as labelled once all of their points are there."""
 
 
 def landmarks(curve):
@@ -37,16 +39,13 @@ def judged(curve, stop=None, **options):
 
 
 def agrees(curve, kind, onset):
-    return curve.label.allows(kind, onset, slack=round(PRECISION * curve.ramp_steps))
+    return curve.label.allows(kind, onset)
 
 
-def cases(missed=True):
-    """Curves by name; those known to be missed are expected to fail."""
-    return [pytest.param(curve, id=curve.name, marks=_marks(curve.name) if missed else []) for curve in CURVES]
-
-
-def _marks(name):
-    return [pytest.mark.xfail(reason=MISSED[name], strict=True)] if name in MISSED else []
+def cases(missed=()):
+    """Curves by name; those named are expected to fail."""
+    marks = {name: [pytest.mark.xfail(reason=MISSED[name], strict=True)] for name in missed}
+    return [pytest.param(curve, id=curve.name, marks=marks.get(curve.name, [])) for curve in CURVES]
 
 
 def test_every_kind_of_outcome_is_among_the_curves():
@@ -56,13 +55,13 @@ def test_every_kind_of_outcome_is_among_the_curves():
     assert all(curve.label.how for curve in CURVES)
 
 
-@pytest.mark.parametrize("curve", cases())
+@pytest.mark.parametrize("curve", cases(MISSED))
 def test_kind_and_onset_are_those_of_the_label(curve):
     answer = judged(curve)
     assert agrees(curve, answer.outcome.value, answer.onset_step), answer.verdict()
 
 
-@pytest.mark.parametrize("curve", cases(missed=False))
+@pytest.mark.parametrize("curve", cases())
 def test_the_verdict_is_the_same_streamed_replayed_cut_off_and_listened_to_the_end(curve):
     judge = StreamingJudge(ramp_steps=curve.ramp_steps, landmarks=landmarks(curve))
     fed = 0
@@ -79,7 +78,7 @@ def test_the_verdict_is_the_same_streamed_replayed_cut_off_and_listened_to_the_e
     assert decided is None or to_end.criterion(decided.criterion).onset_step == decided.onset_step
 
 
-@pytest.mark.parametrize("curve", cases())
+@pytest.mark.parametrize("curve", cases(MISSED.keys() - MENDED_BY_MORE))
 def test_more_of_the_curve_dates_the_same_rise(curve):
     """Not only the verdict that stands: a fresh look at all points finds the onset in the same place."""
     if judged(curve).outcome is not Outcome.IRRECOVERABLE_SPIKE:
