@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from probes.control_variates import without_batches
 from probes.divergence_criteria import (
     JudgeThresholds,
     Lag,
@@ -109,6 +110,8 @@ class StreamingJudge:
         self._steps: list[int] = []
         self._rates: list[float] = []
         self._losses: list[float] = []
+        self._batches: list[tuple[float, ...]] = []
+        self._n_batch_losses: int | None = None
         self._bad_gradients = 0
         self._bad_losses = 0  # in a row
         self._next_look = 0.0
@@ -121,7 +124,14 @@ class StreamingJudge:
         """Whether the run has diverged beyond doubt, so that it can be stopped."""
         return self._certain
 
-    def feed(self, step: int, learning_rate: float, loss: float, grad_norm: float | None = None) -> bool:
+    def feed(
+        self,
+        step: int,
+        learning_rate: float,
+        loss: float,
+        grad_norm: float | None = None,
+        batch_losses: Sequence[float] | None = None,
+    ) -> bool:
         """Add one optimizer step.
 
         Args:
@@ -129,13 +139,16 @@ class StreamingJudge:
             learning_rate: used in this step.
             loss: of this step, nats; may be not a number.
             grad_norm: before clipping; only counted where it is not finite.
+            batch_losses: of models that do not learn, on the batch of this step, nats
+                (:attr:`probes.run_folder.StepRecord.batch_losses`); what batches make of the loss is then taken off. None
+                where that is not known; otherwise always as many.
 
         Returns:
             Whether the judge is certain; from then on points are ignored.
 
         Raises:
-            RunRecordError: if the step does not increase or lies beyond the ramp, or the learning rate is negative or not
-                finite.
+            RunRecordError: if the step does not increase or lies beyond the ramp, the learning rate is negative or not finite,
+                or there are more or fewer batch losses than before.
         """
         if step > self.ramp_steps:
             raise RunRecordError(f"step {step} lies beyond the ramp of {self.ramp_steps} steps; a ramp ends with its last step")
@@ -145,6 +158,7 @@ class StreamingJudge:
             raise RunRecordError(f"step {step} comes after step {self._steps[-1]}; steps must increase")
         if not (math.isfinite(learning_rate) and learning_rate >= 0):
             raise RunRecordError(f"learning rate {learning_rate} at step {step}; it must be a finite number >= 0")
+        self._note_batch(step, batch_losses)
         self._steps.append(step)
         self._rates.append(learning_rate)
         self._losses.append(loss)
@@ -153,6 +167,24 @@ class StreamingJudge:
         if step >= self._next_look or self._bad_losses in (1, self.thresholds.non_finite_patience):
             self._look(step)
         return self._certain
+
+    def _note_batch(self, step: int, batch_losses: Sequence[float] | None) -> None:
+        if batch_losses is not None and self._n_batch_losses is None:
+            self._n_batch_losses = len(batch_losses)
+        n_known = self._n_batch_losses or 0
+        values = (math.nan,) * n_known if batch_losses is None else tuple(batch_losses)
+        if len(values) != n_known:
+            raise RunRecordError(f"{len(values)} batch losses at step {step}, and {n_known} before")
+        self._batches.append(values)
+
+    @property
+    def _cleaned(self) -> FloatArray:
+        """The losses without what their batches make of them, shape (n,)."""
+        losses = np.asarray(self._losses, float)
+        if not self._n_batch_losses:
+            return losses
+        unknown = (math.nan,) * self._n_batch_losses
+        return without_batches(losses, np.array([values or unknown for values in self._batches], float))
 
     def judgement(self) -> Judgement:
         """The judgement of the points so far; asking changes nothing.
@@ -223,6 +255,7 @@ def judge_run(
     losses: Sequence[float],
     grad_norms: Sequence[float | None] | None = None,
     *,
+    batch_losses: FloatArray | None = None,
     ramp_steps: int | None = None,
     landmarks: Landmarks | None = None,
     thresholds: JudgeThresholds | None = None,
@@ -235,6 +268,7 @@ def judge_run(
         learning_rates: shape (n,).
         losses: shape (n,), nats; may hold not-a-numbers.
         grad_norms: shape (n,), before clipping.
+        batch_losses: of k models that do not learn, on the same batches, shape (n, k), nats; not a number where unknown.
         ramp_steps: length of the ramp, not below the last step; the last step where None.
         landmarks: what is known about a healthy run.
         thresholds: when something counts.
@@ -248,13 +282,16 @@ def judge_run(
     """
     if not len(steps) == len(learning_rates) == len(losses) or not len(steps):
         raise RunRecordError(f"{len(steps)} steps, {len(learning_rates)} learning rates and {len(losses)} losses to judge")
+    if batch_losses is not None and (batch_losses.ndim != 2 or len(batch_losses) != len(steps)):
+        raise RunRecordError(f"{len(steps)} steps and batch losses of shape {batch_losses.shape}; it must be (n, k)")
     length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
     if steps[-1] > length:
         raise RunRecordError(f"step {steps[-1]} lies beyond the ramp of {length} steps; a ramp ends with its last step")
     judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
     norms: Sequence[float | None] = [None] * len(steps) if grad_norms is None else grad_norms
-    for step, rate, loss, norm in zip(steps, learning_rates, losses, norms, strict=True):
-        if judge.feed(int(step), float(rate), float(loss), norm):
+    batches = [None] * len(steps) if batch_losses is None else batch_losses.tolist()
+    for step, rate, loss, norm, batch in zip(steps, learning_rates, losses, norms, batches, strict=True):
+        if judge.feed(int(step), float(rate), float(loss), norm, batch):
             break
     return judge.judgement()
 
@@ -273,7 +310,7 @@ def _findings(judge: StreamingJudge) -> _Findings:
 
 
 def _search(judge: StreamingJudge) -> _Findings:
-    losses = np.asarray(judge._losses, float)
+    losses = judge._cleaned
     steps = np.asarray(judge._steps, float)
     thresholds = judge.thresholds
     bad = find_non_finite(losses, thresholds)
@@ -528,7 +565,7 @@ def _resolution(judge: StreamingJudge) -> float:
 
 
 def _best(judge: StreamingJudge) -> tuple[float, int | None]:
-    losses = np.asarray(judge._losses, float)
+    losses = judge._cleaned
     finite = np.flatnonzero(np.isfinite(losses))
     if not len(finite):
         return math.nan, None

@@ -71,11 +71,11 @@ class JudgeThresholds:
     """
 
     non_finite_patience: int = 5
-    rise: float = 0.05
+    rise: float = 0.1
     rise_noise: float = 4.0
     rise_tail: float = 0.05
     rise_patience: float = 0.15
-    plateau_margin: float = 0.1
+    plateau_margin: float = 0.05
     plateau_patience: float = 0.35
     gap: float = 0.05
     gap_noise: float = 3.0

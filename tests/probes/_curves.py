@@ -306,6 +306,43 @@ def _drifting(draw: _Draw, onset: int, length: int, height: float) -> tuple[Floa
     return mean, float(mean[onset + length - 1])
 
 
+def wandering(draw: _Draw) -> Curve:
+    """Learns, and wanders about its level without leaving it."""
+    return draw.curve("wandering", "healthy", None, _wander(draw, draw.healthy), draw.any_landmarks())
+
+
+def wander_then_jump(draw: _Draw) -> Curve:
+    """Wanders about its level, then goes up within a few per cent of the ramp and stays there: the wandering is no trouble."""
+    onset = draw.uniform_step(0.3, 0.8)
+    length = max(2, round(draw.rng.uniform(0.005, 0.04) * draw.n))
+    height = draw.rng.uniform(0.25, 1.2) * draw.span
+    mean = draw.healthy.copy()
+    mean[onset - 1 :] = mean[onset - 2] + height * np.minimum(np.arange(1, draw.n - onset + 2) / length, 1.0)
+    return draw.curve("wander then jump", "irrecoverable_spike", onset, _wander(draw, mean), draw.any_landmarks())
+
+
+def wander_then_drift(draw: _Draw) -> Curve:
+    """Wanders about its level, then rises to the end of the ramp."""
+    onset = draw.uniform_step(0.3, 0.6)
+    mean = draw.healthy.copy()
+    height = draw.rng.uniform(0.4, 1.0) * draw.span
+    mean[onset - 1 :] = mean[onset - 2] + height * np.linspace(0, 1, draw.n - onset + 1)
+    return draw.curve("wander then drift", "irrecoverable_spike", onset, _wander(draw, mean), draw.any_landmarks())
+
+
+def _wander(draw: _Draw, mean: FloatArray) -> FloatArray:
+    """The mean with a fluctuation that lasts: an Ornstein-Uhlenbeck process of up to 1.5 % of what is learned."""
+    memory = max(3.0, draw.rng.uniform(0.01, 0.03) * draw.n)
+    stay = np.exp(-1 / memory)
+    state = np.zeros(draw.n)
+    for i, shock in enumerate(draw.rng.standard_normal(draw.n - 1), start=1):
+        state[i] = stay * state[i - 1] + np.sqrt(1 - stay**2) * shock
+    deviation = draw.rng.uniform(0.005, 0.015) * (draw.start - draw.floor)
+    fallen = np.clip((draw.start - mean) / draw.span, 0, 1)  # it begins as the run learns
+    wandered: FloatArray = mean + deviation * state * fallen
+    return wandered
+
+
 def slow_learning(draw: _Draw) -> Curve:
     """Still falling, at a fraction of the reference's pace from some step on."""
     slowed = draw.rng.uniform(0.15, 0.4)
@@ -334,6 +371,9 @@ MAKERS: tuple[Callable[[_Draw], Curve], ...] = (
     slow_learning,
     drift_then_rise,
     drift_that_counts,
+    wandering,
+    wander_then_jump,
+    wander_then_drift,
 )
 
 

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+
+from probes.control_variates import without_batches
+from probes.divergence import Landmarks, RunRecordError, StreamingJudge, judge_run
+from probes.judgement import Outcome
+
+N = 600
+RNG = np.random.default_rng(5)
+BATCHES = np.array([3.2, 2.4]) + RNG.standard_normal((N, 2)) @ np.array([[0.25, 0.15], [0.0, 0.1]])
+COURSE = 2.6 + 2.9 * np.exp(-np.arange(N) / 40)
+UNIGRAM = Landmarks(unigram_entropy=3.2, initial_loss=5.5)
+
+
+def with_batches(course, coefficients=(0.4, 0.7), noise=0.02, seed=1):
+    fluctuation = (BATCHES - [3.2, 2.4]) @ np.asarray(coefficients)
+    return course + fluctuation + noise * np.random.default_rng(seed).standard_normal(len(course))
+
+
+def deviation(losses, course=COURSE):
+    return float(np.std((losses - course)[100:]))
+
+
+def judged(losses, **options):
+    steps = np.arange(1, len(losses) + 1)
+    return judge_run(steps, 0.05 * steps / len(losses), losses, landmarks=UNIGRAM, **options)
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, 0.0), (0.4, 0.7), (0.0, 1.0), (-0.5, 1.3)], ids=str)
+def test_what_the_batches_make_is_taken_off(coefficients):
+    losses = with_batches(COURSE, coefficients)
+    assert deviation(without_batches(losses, BATCHES)) < 0.025 < 0.08 < deviation(losses)
+
+
+def test_coefficients_follow_the_run():
+    """One that goes with the unigram loss alone from the middle on is cleaned on both sides."""
+    losses = np.where(np.arange(N) < 300, with_batches(COURSE, (0.3, 0.8)), with_batches(COURSE, (1.0, 0.0)))
+    cleaned = without_batches(losses, BATCHES)
+    assert deviation(cleaned[:250], COURSE[:250]) < 0.03
+    assert deviation(cleaned[350:], COURSE[350:]) < 0.03
+
+
+def test_batches_that_say_nothing_change_little():
+    losses = COURSE + 0.1 * np.random.default_rng(3).standard_normal(N)
+    cleaned = without_batches(losses, BATCHES)
+    assert deviation(cleaned) < 1.03 * deviation(losses)
+    assert abs(float((cleaned - losses).mean())) < 0.005
+
+
+@pytest.mark.parametrize("column", [np.zeros(N), BATCHES[:, 0]], ids=["does not vary", "varies like the other"])
+def test_columns_that_add_nothing_do_no_harm(column):
+    losses = with_batches(COURSE, (1.0, 0.0))
+    cleaned = without_batches(losses, np.stack([BATCHES[:, 0], column], axis=1))
+    assert deviation(cleaned) < 0.025
+
+
+def test_the_mean_over_all_steps_stays():
+    losses = with_batches(np.full(N, 3.0))
+    assert without_batches(losses, BATCHES).mean() == pytest.approx(losses.mean(), abs=0.01)
+
+
+def test_a_jump_stays_where_and_as_high_as_it_is():
+    course = np.where(np.arange(N) < 400, 2.5, 3.2)
+    cleaned = without_batches(with_batches(course), BATCHES)
+    assert np.abs(cleaned - course).max() < 0.15
+    assert np.median(cleaned[380:400]) == pytest.approx(2.5, abs=0.03)
+    assert np.median(cleaned[400:420]) == pytest.approx(3.2, abs=0.03)
+
+
+def test_points_that_are_not_known_stay_as_they_are():
+    losses = with_batches(COURSE)
+    losses[[5, 200]] = np.nan, np.inf
+    batches = BATCHES.copy()
+    batches[300, 1] = np.nan
+    cleaned = without_batches(losses, batches)
+    np.testing.assert_array_equal(cleaned[[5, 200, 300]], losses[[5, 200, 300]])
+    assert np.isfinite(np.delete(cleaned, [5, 200])).all()
+
+
+@pytest.mark.parametrize("n_known", [0, 30, 100])
+def test_few_points_say_nothing(n_known):
+    losses = with_batches(COURSE)
+    batches = np.full_like(BATCHES, np.nan)
+    batches[:n_known] = BATCHES[:n_known]
+    np.testing.assert_array_equal(without_batches(losses, batches), losses)
+
+
+def test_without_batches_nothing_changes():
+    losses = with_batches(COURSE)
+    np.testing.assert_array_equal(without_batches(losses, None), losses)
+
+
+@pytest.mark.parametrize("shape", [(N,), (N - 1, 2), (N, 2, 1)], ids=str)
+def test_shapes_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match=r"must be \(n,\) and \(n, k\)"):
+        without_batches(COURSE, np.zeros(shape))
+
+
+# --- the judge ---
+
+
+def test_judge_sees_a_rise_that_the_batches_hide():
+    """Of 0.4 nats, where the standard deviation over batches is twice that."""
+    course = COURSE + np.clip((np.arange(N) - 420) / 60, 0, 1) * 0.4
+    losses = with_batches(course, (2.0, 2.0))
+    assert judged(losses).outcome is not Outcome.IRRECOVERABLE_SPIKE
+    seeing = judged(losses, batch_losses=BATCHES)
+    assert seeing.outcome is Outcome.IRRECOVERABLE_SPIKE
+    assert abs(seeing.onset_step - 421) <= 12
+
+
+def test_plateau_that_goes_with_its_batches_is_dated_to_a_few_steps():
+    course = np.maximum(5.5 - 2.3 * np.arange(N) / 30, 3.2)
+    answer = judged(with_batches(course, (1.0, 0.0), noise=0.01), batch_losses=BATCHES)
+    assert (answer.outcome, abs(answer.onset_step - 31) <= 3) == (Outcome.STAGNATION, True)
+
+
+def test_streamed_and_replayed_are_the_same():
+    losses = with_batches(np.where(np.arange(N) < 300, COURSE, 3.3))
+    judge = StreamingJudge(ramp_steps=N, landmarks=UNIGRAM)
+    for step, (loss, batch) in enumerate(zip(losses, BATCHES, strict=True), start=1):
+        if judge.feed(step, 0.05 * step / N, loss, None, tuple(batch)):
+            break
+    assert repr(judge.judgement()) == repr(judged(losses, batch_losses=BATCHES))
+
+
+def test_batches_may_be_unknown_at_first():
+    losses = with_batches(COURSE)
+    batches = BATCHES.copy()
+    batches[:100] = np.nan
+    judge = StreamingJudge(ramp_steps=N, landmarks=UNIGRAM)
+    for step, (loss, batch) in enumerate(zip(losses, BATCHES, strict=True), start=1):
+        judge.feed(step, 0.05 * step / N, loss, None, None if step <= 100 else tuple(batch))
+    assert judge.judgement().best_loss == judged(losses, batch_losses=batches).best_loss
+
+
+def test_another_number_of_batch_losses_is_refused():
+    judge = StreamingJudge(ramp_steps=10)
+    judge.feed(1, 0.1, 5.0, None, (3.2, 2.4))
+    with pytest.raises(RunRecordError, match="1 batch losses at step 2, and 2 before"):
+        judge.feed(2, 0.2, 5.0, None, (3.2,))
+    with pytest.raises(RunRecordError, match=r"batch losses of shape \(5, 2\)"):
+        judged(COURSE, batch_losses=BATCHES[:5])
