@@ -171,7 +171,7 @@ def listen_to_the_stop(
     judge = StreamingJudge(ramp_steps=trial.config.steps, landmarks=landmarks)
     begun = time.process_time()
     for record in records:
-        if judge.feed(record.step, record.lr, record.loss, record.grad_norm):
+        if judge.feed(record.step, record.lr, record.loss, record.grad_norm, batch_losses=record.batch_losses):
             break
     return judge.judgement(), record, time.process_time() - begun
 
@@ -180,7 +180,7 @@ def listen(records: Iterable[StepRecord], trial: Trial, landmarks: Landmarks, *,
     """The verdict of a judge that is given the whole log."""
     judge = StreamingJudge(ramp_steps=trial.config.steps, landmarks=landmarks, to_end=to_end)
     for record in records:
-        judge.feed(record.step, record.lr, record.loss, record.grad_norm)
+        judge.feed(record.step, record.lr, record.loss, record.grad_norm, batch_losses=record.batch_losses)
     return judge.judgement()
 
 

@@ -12,7 +12,6 @@ resumes at step k needs no other position.
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,16 +25,16 @@ import torch
 from torch import Tensor
 
 from probes.errors import TextError
+from probes.ngram_losses import NgramLosses
 from probes.text_documents import has_columns, is_there, read_documents
 from probes.tokenization import N_BYTES
 
-__all__ = ["Corpus", "CorpusConfig", "bigram_entropy", "build_corpus", "check_sources", "unigram_entropy"]
+__all__ = ["Corpus", "CorpusConfig", "build_corpus", "check_sources"]
 
 _Tokens: TypeAlias = npt.NDArray[np.int32]
 
 _FEW_DOCUMENTS = 20
 _SHARED_PARAGRAPH = 64
-_DENSE_COUNTS = 1 << 24
 _MOST_BYTES = 1 << 63
 _SAMPLER_KEY = 0x6B65656C  # another key than other users of the same seed
 
@@ -136,14 +135,19 @@ class Corpus:
         return digest.hexdigest()[:16]
 
     @cached_property
+    def ngram_losses(self) -> NgramLosses:
+        """Of models that know how often each token and each pair occurs in training: their loss on any batch of it."""
+        return NgramLosses(self.train, self.vocab_size)
+
+    @property
     def unigram_entropy(self) -> float:
         """Loss of a model that knows the frequency of each token and nothing else, nats per token."""
-        return unigram_entropy(self.train)
+        return self.ngram_losses.unigram_entropy
 
-    @cached_property
+    @property
     def bigram_entropy(self) -> float:
         """Loss of a model that also knows the token before, nats per token."""
-        return bigram_entropy(self.train)
+        return self.ngram_losses.bigram_entropy
 
     def check_window(self, seq_len: int) -> None:
         """Refuse a text that does not hold one window on either side.
@@ -344,50 +348,3 @@ def _encode_bytes(documents: Sequence[str]) -> _Tokens:
     """One token per byte of UTF-8; documents end with a line end."""
     joined = "\n".join(documents).encode("utf-8")
     return np.frombuffer(joined, np.uint8).astype(np.int32)
-
-
-def unigram_entropy(tokens: _Tokens) -> float:
-    r"""Entropy of the token frequencies, :math:`-\sum_v p_v \ln p_v`.
-
-    Args:
-        tokens: ids, shape (N,), N >= 1.
-
-    Returns:
-        Nats per token. Status: exact for the empirical frequencies.
-
-    Example:
-        >>> bool(np.isclose(unigram_entropy(np.array([0, 1, 0, 1], np.int32)), np.log(2)))
-        True
-    """
-    return _entropy(_counts(tokens))
-
-
-def bigram_entropy(tokens: _Tokens) -> float:
-    r"""Entropy of a token given the one before it, :math:`H(x_{t-1}, x_t) - H(x_{t-1})`.
-
-    Args:
-        tokens: ids, shape (N,), N >= 2.
-
-    Returns:
-        Nats per token. Status: exact for the empirical frequencies; of a text that is short beside the number of pairs it
-        is too low.
-
-    Example:
-        >>> bigram_entropy(np.array([0, 1, 0, 1, 0], np.int32))
-        0.0
-    """
-    pairs = tokens[:-1].astype(np.int64) * (int(tokens.max()) + 1) + tokens[1:]
-    return max(0.0, _entropy(_counts(pairs)) - _entropy(_counts(tokens[:-1])))
-
-
-def _counts(values: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """How often each value that occurs does, in the order of the values."""
-    if values.max() < _DENSE_COUNTS:
-        dense = np.bincount(values)
-        return dense[dense > 0]
-    return np.unique(values, return_counts=True)[1]
-
-
-def _entropy(counts: npt.NDArray[np.intp]) -> float:
-    p = counts / counts.sum()
-    return max(0.0, -math.fsum(p * np.log(p)))

@@ -4,6 +4,9 @@ A point is one optimizer step. Rows that repeat a step are its micro-batches, an
 resumed and steps come again, the last ones count. Without a step column, rows of one learning rate are one step if such groups
 are all of one size, and otherwise every row is a step.
 
+What the batches themselves make of the loss is read from columns ``unigram_loss`` and ``bigram_loss``, as ``keel train`` writes
+them, where a log has both.
+
 In the folder of a run of this toolkit the length of its ramp and what is known of its text are read too. Noted is what is
 skipped or replaced in passing; a log of which most would be, or that is no ramp, is refused.
 """
@@ -34,11 +37,16 @@ _NAMES = {
     "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_0", "learning_rate_0", "lr_adamw"),
     "step": ("step", "global_step", "optimizer_step", "train_step", "train_global_step", "iteration", "iter", "steps"),
     "grad_norm": ("grad_norm", "gradient_norm", "train_grad_norm", "total_grad_norm", "total_norm", "gradnorm"),
+    "unigram_loss": ("unigram_loss", "train_unigram_loss"),
+    "bigram_loss": ("bigram_loss", "train_bigram_loss"),
 }
+_OF_BATCH = ("unigram_loss", "bigram_loss")
 _VALIDATION = frozenset({"eval", "val", "valid", "validation", "test", "dev"})
+_OTHER = _VALIDATION | {"unigram", "bigram"}  # a loss under one of these words is not the run's own
 _WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 _NOT_JSON = (ValueError, RecursionError)  # also numbers of too many digits, and brackets in too many brackets
 _STEPS = 1 << 63
+_UNKNOWN = (math.nan, math.nan)
 _WORDS = {"loss": "losses", "lr": "learning rates"}
 
 
@@ -56,6 +64,8 @@ class RunLog:
         losses: shape (n,), as logged; may hold not-a-numbers.
         learning_rates: shape (n,); None where the log has none.
         grad_norms: n values, None where one is missing; None where the log has none.
+        batch_losses: on the same batches, of models that know the frequencies of tokens and of pairs, nats per token, shape
+            (n, 2), a row of not-a-numbers where either is missing; None where the log does not have both.
         notes: what was averaged, skipped or replaced, in words.
         ramp_steps: length of the ramp, where the log is of a run of this toolkit; None where that is not known.
         unigram_entropy: of its text, nats, likewise.
@@ -71,6 +81,7 @@ class RunLog:
     ramp_steps: int | None = None
     unigram_entropy: float | None = None
     initial_loss: float | None = None
+    batch_losses: FloatArray | None = None
 
     def ramp(self) -> RunLog:
         """The part up to the last point at the highest learning rate: what decays after it is no part of the ramp.
@@ -91,6 +102,7 @@ class RunLog:
             losses=self.losses[:stop],
             learning_rates=rates[:stop],
             grad_norms=None if self.grad_norms is None else self.grad_norms[:stop],
+            batch_losses=None if self.batch_losses is None else self.batch_losses[:stop],
             notes=(*self.notes, note) if dropped else self.notes,
         )
 
@@ -152,6 +164,7 @@ class _Point:
     loss: float
     rate: float
     grad_norm: float | None
+    batch: tuple[float, float] | None
 
 
 def _inside(path: Path) -> Path:
@@ -169,7 +182,7 @@ def _inside(path: Path) -> Path:
 
 def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:
     if path.is_dir() or is_event_file(path):
-        return event_rows(path, lambda tags: _choose(tags, _NAMES))
+        return event_rows(path, _chosen)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -226,9 +239,9 @@ def _json_lines(path: Path, text: str, notes: list[str]) -> list[Mapping[str, An
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], *, need_rates: bool) -> dict[str, str]:
-    """The log's own names of loss, lr, step and grad_norm."""
+    """The log's own names of what is read of it."""
     found = list(dict.fromkeys(name for row in rows for name in row if name is not None))
-    columns = _choose(found, _NAMES)
+    columns = _chosen(found)
     for wanted in ("loss", "lr") if need_rates else ("loss",):
         if wanted not in columns:
             raise LossLogError(
@@ -236,6 +249,12 @@ def _columns(path: Path, rows: Sequence[Mapping[str, Any]], *, need_rates: bool)
                 f"a column of one of these names would do: {', '.join(_NAMES[wanted])}"
             )
     return columns
+
+
+def _chosen(found: Iterable[str]) -> dict[str, str]:
+    """The log's own names of what is known under :data:`_NAMES`; of the losses of a batch both or none."""
+    columns = _choose(found, _NAMES)
+    return columns if all(key in columns for key in _OF_BATCH) else {k: v for k, v in columns.items() if k not in _OF_BATCH}
 
 
 def _choose(found: Iterable[str], names: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -251,12 +270,13 @@ def _choose(found: Iterable[str], names: Mapping[str, Sequence[str]]) -> dict[st
 
 
 def _match(plain: Mapping[str, str], known: Sequence[str]) -> str | None:
-    """The first known name, or the only column that ends in one (a run's name may stand before it) and is no validation."""
+    """The first known name, or the only column that ends in one (a run's name may stand before it) and is no other loss."""
     for name in known:
         if name in plain:
             return plain[name]
     ends = [column for column in plain if column.endswith(tuple("_" + name for name in known))]
-    ends = [column for column in ends if not _VALIDATION.intersection(column.split("_"))]
+    other = _OTHER.difference(*(name.split("_") for name in known))
+    ends = [column for column in ends if not other.intersection(column.split("_"))]
     return plain[ends[0]] if len(ends) == 1 else None
 
 
@@ -289,7 +309,13 @@ def _point(path: Path, row: int, value: Mapping[str, float | None]) -> _Point:
         raise LossLogError(f"'{path}', row {row}: learning rate {rate} is not a finite number >= 0")
     loss = value["loss"]
     assert loss is not None  # such rows are skipped
-    return _Point(int(step), loss, math.nan if rate is None else rate, value.get("grad_norm"))
+    return _Point(int(step), loss, math.nan if rate is None else rate, value.get("grad_norm"), _batch_losses(value))
+
+
+def _batch_losses(value: Mapping[str, float | None]) -> tuple[float, float] | None:
+    """Both, or None."""
+    unigram, bigram = (value.get(key) for key in _OF_BATCH)
+    return None if unigram is None or bigram is None else (unigram, bigram)
 
 
 def _number_in(path: Path, row: int, column: str, value: object) -> float | None:
@@ -380,7 +406,11 @@ def _merge(points: list[_Point], notes: list[str]) -> list[_Point]:
 
 def _mean(group: list[_Point]) -> _Point:
     loss = sum(point.loss for point in group) / len(group)
-    return replace(group[-1], loss=loss)
+    known = [point.batch for point in group if point.batch is not None]
+    if len(known) < len(group):
+        return replace(group[-1], loss=loss, batch=None)
+    unigram, bigram = (sum(losses) / len(group) for losses in zip(*known, strict=True))
+    return replace(group[-1], loss=loss, batch=(unigram, bigram))
 
 
 def _run_log(path: Path, points: list[_Point], columns: Mapping[str, str], notes: list[str]) -> RunLog:
@@ -391,6 +421,7 @@ def _run_log(path: Path, points: list[_Point], columns: Mapping[str, str], notes
         learning_rates=np.array([point.rate for point in points]) if "lr" in columns else None,
         grad_norms=tuple(point.grad_norm for point in points) if "grad_norm" in columns else None,
         notes=tuple(notes),
+        batch_losses=np.array([point.batch or _UNKNOWN for point in points]) if _OF_BATCH[0] in columns else None,
     )
 
 

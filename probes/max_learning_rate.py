@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from probes.config import ModelConfig
+from probes.control_variates import without_batches
 from probes.corpus import Corpus, build_corpus
 from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge
 from probes.errors import CheckpointError, KeelError
 from probes.judgement import Judgement
-from probes.run_folder import StepRecord
+from probes.run_folder import StepRecord, batch_losses
 from probes.seed_summary import SeedSummary, combine_seeds
 from probes.training import Outcome, TrainingResult, train
 from probes.training_config import TrainingConfig, TrainingConfigError
@@ -40,6 +41,7 @@ __all__ = [
     "ModelStressTest",
     "StressRun",
     "StressTest",
+    "beside_reference",
     "cpu_preset",
     "gpu_preset",
     "landmarks_for",
@@ -208,16 +210,27 @@ def landmarks_for(corpus: Corpus, reference: Sequence[StepRecord] | None = None)
 
     Args:
         corpus: gives the unigram entropy, and ln V as the loss of an untrained model.
-        reference: a healthy run over the same text and ramp.
+        reference: a healthy run over the same text and ramp; what its own batches make of its loss is taken off.
 
     Returns:
         The judge's landmarks.
     """
-    return Landmarks(
-        unigram_entropy=corpus.unigram_entropy,
-        initial_loss=math.log(corpus.vocab_size),
-        reference_steps=None if reference is None else np.array([r.step for r in reference], float),
-        reference_losses=None if reference is None else np.array([r.loss for r in reference], float),
+    known = Landmarks(unigram_entropy=corpus.unigram_entropy, initial_loss=math.log(corpus.vocab_size))
+    return known if reference is None else beside_reference(known, reference)
+
+
+def beside_reference(known: Landmarks, reference: Sequence[StepRecord]) -> Landmarks:
+    """The same landmarks with a healthy run, what its own batches make of its loss taken off.
+
+    Args:
+        known: about a healthy run.
+        reference: one over the same text and ramp.
+    """
+    losses = np.array([record.loss for record in reference], float)
+    return replace(
+        known,
+        reference_steps=np.array([record.step for record in reference], float),
+        reference_losses=without_batches(losses, batch_losses(reference)),
     )
 
 
@@ -245,7 +258,7 @@ def _note(
     """Feed the judge; a true answer means that the run can end."""
 
     def note(record: StepRecord) -> bool:
-        certain = judge.feed(record.step, record.lr, record.loss, record.grad_norm)
+        certain = judge.feed(record.step, record.lr, record.loss, record.grad_norm, batch_losses=record.batch_losses)
         if on_step is not None:
             on_step(record)
         return early_stop and certain

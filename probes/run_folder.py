@@ -3,7 +3,8 @@
 ``training.json``
     The configuration and the text's hash, written once. A run that resumes under another one is refused, field by field.
 ``log.jsonl``
-    One line per optimizer step, only ever appended to. Numbers that JSON has no word for are the texts ``nan``, ``inf``.
+    One line per optimizer step, only ever appended to, with the fields of :class:`StepRecord`. Numbers that JSON has no word
+    for are the texts ``nan``, ``inf``.
 ``state/latest.safetensors``
     Weights, optimizer state and random state, with everything else as JSON in the file's own header: one file, so that one
     rename replaces all of it at once. It knows how long the log was; what the log holds beyond that is cut off on resume.
@@ -21,21 +22,37 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from probes.errors import CheckpointError, OutputError
-from probes.stored_json import COUNT, NUMBER, NUMBER_OR_NONE, TABLE, TEXT, Kind, list_of, one_of, parse_object, read_object
+from probes.stored_json import (
+    COUNT,
+    NUMBER,
+    NUMBER_OR_NONE,
+    TABLE,
+    TEXT,
+    Kind,
+    check_fields,
+    list_of,
+    one_of,
+    parse_object,
+    read_object,
+)
 from probes.training_config import TrainingConfig
+
+if TYPE_CHECKING:
+    from probes.onset import FloatArray
 
 __all__ = [
     "RESULT_FIELDS",
@@ -43,6 +60,7 @@ __all__ = [
     "RunFolder",
     "SavedState",
     "StepRecord",
+    "batch_losses",
     "folder_trouble",
     "random_state",
     "read_log",
@@ -73,7 +91,9 @@ _SESSION = Kind(
     lambda value: isinstance(value, dict) and all(COUNT.holds(value.get(name)) for name in ("first_step", "threads")),
     "a table with first_step and threads",
 )
-_RECORD_FIELDS = {"step": COUNT, **dict.fromkeys(("lr", "loss", "grad_norm", "time"), _STEP_NUMBER)}
+_MEASURED, _OF_BATCH = ("lr", "loss", "grad_norm", "time"), ("unigram_loss", "bigram_loss")
+_RECORD_FIELDS = {"step": COUNT, **dict.fromkeys(_MEASURED, _STEP_NUMBER)}
+_BATCH_FIELDS = dict.fromkeys(_OF_BATCH, _STEP_NUMBER)
 _CONFIG_FIELDS = {"config": TABLE, "corpus": TABLE}
 _FACTS_FIELDS = {"step": COUNT, "seconds": NUMBER, "sessions": list_of(_SESSION), "log_bytes": COUNT}
 RESULT_FIELDS: Mapping[str, Kind] = {
@@ -105,6 +125,9 @@ class StepRecord:
         loss: mean over its micro-batches, before the update, nats per token.
         grad_norm: norm of the whole gradient, before clipping.
         time: seconds of training since the run began, pauses left out.
+        unigram_loss: on the same batch, of a model that knows how often each token occurs in the training text, nats per
+            token; None where that is not known.
+        bigram_loss: likewise, of a model that knows how often each pair of tokens occurs.
     """
 
     step: int
@@ -112,10 +135,20 @@ class StepRecord:
     loss: float
     grad_norm: float
     time: float
+    unigram_loss: float | None = None
+    bigram_loss: float | None = None
+
+    @property
+    def batch_losses(self) -> tuple[float, float] | None:
+        """What the batch itself makes of the loss, by tokens and by pairs; None where either is not known."""
+        if self.unigram_loss is None or self.bigram_loss is None:
+            return None
+        return self.unigram_loss, self.bigram_loss
 
     def to_json(self) -> str:
-        """One line of the log, without its end."""
-        return json.dumps({name: _word(value) for name, value in asdict(self).items()}, allow_nan=False)
+        """One line of the log, without its end and without what is not known."""
+        known = {name: _word(value) for name, value in asdict(self).items() if value is not None}
+        return json.dumps(known, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> StepRecord:
@@ -129,7 +162,25 @@ class StepRecord:
     @classmethod
     def _read(cls, line: str, where: str, advice: str) -> StepRecord:
         values = parse_object(line, _RECORD_FIELDS, where, error=CheckpointError, advice=advice)
-        return cls(step=values["step"], **{name: float(values[name]) for name in ("lr", "loss", "grad_norm", "time")})
+        of_batch = {name: kind for name, kind in _BATCH_FIELDS.items() if name in values}
+        check_fields(values, of_batch, where, error=CheckpointError, advice=advice)
+        return cls(step=values["step"], **{name: float(values[name]) for name in (*_MEASURED, *of_batch)})
+
+
+def batch_losses(records: Sequence[StepRecord]) -> FloatArray | None:
+    """What the batches of a run make of its loss.
+
+    Args:
+        records: one per optimizer step.
+
+    Returns:
+        Nats per token by tokens and by pairs, shape (n, 2), with rows of not-a-numbers where it is not known; None where it is
+        known of no step.
+    """
+    known = [record.batch_losses for record in records]
+    if not any(known):
+        return None
+    return np.array([(math.nan, math.nan) if losses is None else losses for losses in known])
 
 
 def _word(value: float) -> float | str:

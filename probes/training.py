@@ -206,6 +206,7 @@ class Trainer:
     def __init__(self, config: TrainingConfig, corpus: Corpus) -> None:
         self.device = check_run(config, corpus)
         self.config, self.corpus = config, corpus
+        self._ngram_losses = corpus.ngram_losses  # counted before the clock starts
         self.model = Transformer(config.model)
         self.layout = residual_layout(self.model)
         self.step = 0
@@ -235,9 +236,9 @@ class Trainer:
         lr = self.config.learning_rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        micro_batches = [
-            part.to(self.device, non_blocking=True) for part in self._batch(self.step).chunk(self.config.accumulation)
-        ]
+        batch = self._batch(self.step)
+        unigram_loss, bigram_loss = self._ngram_losses.of(batch)
+        micro_batches = [part.to(self.device, non_blocking=True) for part in batch.chunk(self.config.accumulation)]
         with ExitStack() as stack:
             if self.step in self.config.probe_steps:
                 stack.enter_context(self._probing(micro_batches[0]))
@@ -246,7 +247,15 @@ class Trainer:
             if math.isfinite(loss):
                 self.optimizer.step()
             self.optimizer.zero_grad()
-        return StepRecord(step=self.step, lr=lr, loss=loss, grad_norm=grad_norm, time=self.seconds)
+        return StepRecord(
+            step=self.step,
+            lr=lr,
+            loss=loss,
+            grad_norm=grad_norm,
+            time=self.seconds,
+            unigram_loss=unigram_loss,
+            bigram_loss=bigram_loss,
+        )
 
     def _batch(self, step: int) -> Tensor:
         c = self.config

@@ -106,12 +106,14 @@ def judge_records(
         reference: a healthy run over the same text and schedule; without one, degradation cannot be judged.
     """
     from probes.divergence import judge_run
+    from probes.run_folder import batch_losses
 
     return judge_run(
         [r.step for r in records],
         [r.lr for r in records],
         [r.loss for r in records],
         [r.grad_norm for r in records],
+        batch_losses=batch_losses(records),
         ramp_steps=ramp_steps,
         landmarks=_landmarks(corpus, reference),
         to_end=to_end,
@@ -119,16 +121,11 @@ def judge_records(
 
 
 def _landmarks(corpus: Mapping[str, Any], reference: Sequence[StepRecord] | None) -> Landmarks:
-    import numpy as np
-
     from probes.divergence import Landmarks
+    from probes.max_learning_rate import beside_reference
 
-    return Landmarks(
-        unigram_entropy=corpus["unigram_entropy"],
-        initial_loss=math.log(corpus["vocab_size"]),
-        reference_steps=None if reference is None else np.array([r.step for r in reference], float),
-        reference_losses=None if reference is None else np.array([r.loss for r in reference], float),
-    )
+    known = Landmarks(unigram_entropy=corpus["unigram_entropy"], initial_loss=math.log(corpus["vocab_size"]))
+    return known if reference is None else beside_reference(known, reference)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,6 +219,7 @@ def judge_log(
         log.learning_rates.tolist(),
         log.losses.tolist(),
         log.grad_norms,
+        batch_losses=log.batch_losses,
         ramp_steps=length,
         landmarks=known,
         thresholds=thresholds,
@@ -298,6 +299,7 @@ def _threshold_value(name: str, value: str, *, whole: bool) -> float:
 def _landmarks(reference: Path | None, unigram_entropy: float | None) -> Landmarks:
     import numpy as np
 
+    from probes.control_variates import without_batches
     from probes.divergence import Landmarks
     from probes.errors import KeelError
     from probes.loss_logs import read_loss_log
@@ -307,7 +309,9 @@ def _landmarks(reference: Path | None, unigram_entropy: float | None) -> Landmar
             return Landmarks(unigram_entropy=unigram_entropy)
         log = read_loss_log(reference, need_rates=False)
         return Landmarks(
-            unigram_entropy=unigram_entropy, reference_steps=log.steps.astype(np.float64), reference_losses=log.losses
+            unigram_entropy=unigram_entropy,
+            reference_steps=log.steps.astype(np.float64),
+            reference_losses=without_batches(log.losses, log.batch_losses),
         )
     except ValueError as error:
         raise KeelError(f"landmarks: {error}") from error

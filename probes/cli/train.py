@@ -140,8 +140,10 @@ class _Events:
         with self._told():
             if self._writer is None:
                 self._writer = self._module.SummaryWriter(str(self._folder), purge_step=0)
-            for name in ("loss", "lr", "grad_norm"):
-                self._writer.add_scalar(name, getattr(record, name), record.step)
+            for name in ("loss", "lr", "grad_norm", "unigram_loss", "bigram_loss"):
+                value = getattr(record, name)
+                if value is not None:  # a step logged before they were
+                    self._writer.add_scalar(name, value, record.step)
 
     def close(self) -> None:
         """Write what waits."""

@@ -11,7 +11,7 @@ import early_stopping
 import pytest
 from early_stopping import TimedTrial, limits_broken, makespan, stopped_runs, summary, time_trial, to_the_end
 
-from probes.divergence import Landmarks
+from probes.divergence import Landmarks, StreamingJudge
 from probes.divergence_criteria import JudgeThresholds
 from probes.run_folder import StepRecord
 from probes.trial import SweepError, Trial
@@ -78,6 +78,21 @@ def test_a_ramp_that_breaks_is_stopped_where_the_judge_is_certain(tmp_path: Path
     assert found.committed_seconds == found.stop_seconds
     assert 0 < found.judge_cpu_seconds < 10
     assert (found.equal, found.as_heard, found.holds) == (True, True, True)
+
+
+def test_every_judge_is_told_what_the_batches_make_of_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished(tmp_path, losses())
+    told = [replace(record, unigram_loss=3.0, bigram_loss=2.0 + 0.01 * record.step) for record in folder.records()]
+    (folder.run_path / "log.jsonl").write_text("".join(record.to_json() + "\n" for record in told))
+    feed, heard = StreamingJudge.feed, []
+
+    def listening(self, *arguments, batch_losses=None):
+        heard.append(batch_losses)
+        return feed(self, *arguments, batch_losses=batch_losses)
+
+    monkeypatch.setattr(StreamingJudge, "feed", listening)
+    time_trial(folder, may_stop=True)
+    assert heard == 3 * [record.batch_losses for record in told]
 
 
 def test_a_ramp_that_holds_is_run_to_its_end_either_way(tmp_path: Path) -> None:

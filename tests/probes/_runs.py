@@ -27,6 +27,6 @@ def small_run(**changes: Any) -> TrainingConfig:
     return TrainingConfig(model=replace(MODEL, **model), corpus=CORPUS, **plain)
 
 
-def numbers(records: tuple[StepRecord, ...] | list[StepRecord]) -> list[tuple[int, float, float, float]]:
+def numbers(records: tuple[StepRecord, ...] | list[StepRecord]) -> list[tuple[float | None, ...]]:
     """What must be the same in every repetition of a run: everything but the time."""
-    return [(r.step, r.lr, r.loss, r.grad_norm) for r in records]
+    return [(r.step, r.lr, r.loss, r.grad_norm, r.unigram_loss, r.bigram_loss) for r in records]

@@ -34,9 +34,9 @@ def one_trial(**changes: Any) -> Trial:
     return trial
 
 
-def numbers(folder: TrialFolder) -> list[tuple[int, float, float, float]]:
+def numbers(folder: TrialFolder) -> list[tuple[float | None, ...]]:
     """What must be the same in every repetition of a trial: everything but the time."""
-    return [(r.step, r.lr, r.loss, r.grad_norm) for r in folder.records()]
+    return [(r.step, r.lr, r.loss, r.grad_norm, r.unigram_loss, r.bigram_loss) for r in folder.records()]
 
 
 def pretended_result(trial: Trial) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from probes.corpus import Corpus, CorpusConfig, bigram_entropy, build_corpus, unigram_entropy
+from probes.corpus import Corpus, CorpusConfig, build_corpus
 from probes.errors import TextError
+from probes.ngram_losses import bigram_entropy, unigram_entropy
 from tests.probes._runs import small_corpus
 
 
@@ -73,17 +74,21 @@ def test_the_standard_library_is_megabytes_of_text_with_known_landmarks() -> Non
     assert 2.1 < corpus.bigram_entropy < corpus.unigram_entropy
 
 
-def test_entropies_by_hand() -> None:
-    uniform = np.arange(8, dtype=np.int32)
-    assert unigram_entropy(uniform) == pytest.approx(np.log(8))
-    # after 0 comes 0 or 1 with equal probability, after 1 always 0
-    tokens = np.array([0, 0, 1, 0, 0, 1, 0, 0, 1, 0], np.int32)
-    assert bigram_entropy(tokens) == pytest.approx(6 / 9 * np.log(2))
+def test_its_count_models_are_of_the_training_side() -> None:
+    corpus = small_corpus()
+    whole = torch.from_numpy(corpus.train.astype(np.int64))[None]
+    assert corpus.ngram_losses.of(whole)[1] == pytest.approx(corpus.bigram_entropy, rel=1e-12)
+    assert corpus.unigram_entropy == unigram_entropy(corpus.train)
+    assert corpus.bigram_entropy == bigram_entropy(corpus.train)
+    assert corpus.ngram_losses is corpus.ngram_losses  # counted once
 
 
-def test_entropies_of_rare_large_ids_equal_those_of_the_same_pattern_of_small_ids() -> None:
-    tokens = np.random.default_rng(0).integers(0, 7, 500).astype(np.int32)
-    assert bigram_entropy(tokens * 9000) == pytest.approx(bigram_entropy(tokens))
+def test_what_its_batches_make_of_the_loss_is_known_and_scatters_around_the_entropies() -> None:
+    corpus = small_corpus()
+    losses = np.array([corpus.ngram_losses.of(corpus.batch(seed=0, step=k, n_windows=8, seq_len=32)) for k in range(1, 401)])
+    error = losses.std(axis=0, ddof=1) / np.sqrt(len(losses))
+    assert np.isfinite(losses).all()
+    assert (np.abs(losses.mean(axis=0) - [corpus.unigram_entropy, corpus.bigram_entropy]) < 4 * error).all()
 
 
 def test_batches_depend_on_seed_and_step_alone() -> None:

@@ -117,6 +117,11 @@ RECORD = {"step": 2, "lr": 0.1, "loss": 1.0, "grad_norm": 1.0, "time": 1.0}
             for name in RECORD
             for value in (None, "x", [], True)
         ),
+        *(
+            (json.dumps({**RECORD, name: value}), f"field '{name}' must be a number, or one of nan, inf, -inf")
+            for name in ("unigram_loss", "bigram_loss")
+            for value in (None, "x", [], True, 10**400)
+        ),
         (json.dumps({**RECORD, "step": 2.5}), "field 'step' must be a count"),
         (json.dumps({**RECORD, "step": 9}), r"is of step 9: a line is missing or twice there"),
         (json.dumps({**RECORD, "loss": 10**400}), "field 'loss' must be a number"),

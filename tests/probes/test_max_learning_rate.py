@@ -3,15 +3,20 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from probes.divergence import JudgeThresholds, Landmarks
+from probes.control_variates import without_batches
+from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge
 from probes.errors import CheckpointError, KeelError
 from probes.judgement import Outcome, Status
 from probes.max_learning_rate import StressTest, cpu_preset, gpu_preset, landmarks_for, stress_test, stress_test_model
+from probes.run_folder import batch_losses
+from probes.training import train
 from probes.training_config import TrainingConfigError
 from tests.probes._runs import numbers, small_corpus, small_run
 
@@ -76,6 +81,30 @@ def test_a_reference_lets_degradation_be_judged() -> None:
 
     assert status() is Status.CANNOT_JUDGE
     assert status(landmarks=landmarks_for(small_corpus(), reference)) is Status.NOT_MET
+
+
+def test_the_judge_hears_what_each_batch_makes_of_the_loss(monkeypatch) -> None:
+    feed, heard = StreamingJudge.feed, []
+
+    def listening(self, *arguments, batch_losses=None):
+        heard.append(batch_losses)
+        return feed(self, *arguments, batch_losses=batch_losses)
+
+    monkeypatch.setattr(StreamingJudge, "feed", listening)
+    (run,) = stress_test(small_run(), corpus=small_corpus()).runs
+    assert heard == [record.batch_losses for record in run.training.records]
+    assert all(np.isfinite(heard).ravel())
+
+
+def test_a_reference_run_stands_without_its_own_batches() -> None:
+    records = train(small_run(steps=150), corpus=small_corpus()).records
+    losses = np.array([record.loss for record in records])
+    known = landmarks_for(small_corpus(), records)
+    assert known.reference_steps.tolist() == list(range(1, 151))
+    assert known.reference_losses.tolist() == without_batches(losses, batch_losses(records)).tolist()
+    assert np.diff(known.reference_losses)[50:].std() < 0.8 * np.diff(losses)[50:].std()
+    bare = [replace(record, unigram_loss=None) for record in records]
+    assert landmarks_for(small_corpus(), bare).reference_losses.tolist() == losses.tolist()
 
 
 def test_frame_and_dictionary_hold_every_seed(breaking) -> None:

@@ -1,14 +1,16 @@
 """Runs on disk: whole files or none, logs cut to their state, refusals that name the field."""
 
+import json
 import math
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from probes.errors import CheckpointError, OutputError
-from probes.run_folder import RunFolder, SavedState, StepRecord, read_log
+from probes.run_folder import RunFolder, SavedState, StepRecord, batch_losses, read_log
 from tests.probes._runs import small_run
 
 CORPUS = {"content_hash": "abc"}
@@ -33,6 +35,34 @@ def test_a_loss_that_is_no_number_survives_strict_json() -> None:
     line = _record(3, math.nan).to_json()
     assert '"loss": "nan"' in line
     assert math.isnan(StepRecord.from_json(line).loss)
+
+
+@pytest.mark.parametrize("of_batch", [(2.5, 0.1 + 0.2), (math.inf, -math.inf)])
+def test_losses_of_the_batch_come_back_bit_for_bit(of_batch) -> None:
+    record = replace(_record(3), unigram_loss=of_batch[0], bigram_loss=of_batch[1])
+    assert StepRecord.from_json(record.to_json()) == record
+    assert record.batch_losses == of_batch
+
+
+def test_what_is_not_known_of_a_batch_is_not_written() -> None:
+    assert list(json.loads(_record(3).to_json())) == ["step", "lr", "loss", "grad_norm", "time"]
+
+
+@pytest.mark.parametrize("known", [{}, {"unigram_loss": 2.0}, {"bigram_loss": 2.0}], ids=["none", "unigram", "bigram"])
+def test_the_losses_of_a_batch_are_both_or_none(known) -> None:
+    record = replace(_record(3), **known)
+    assert record.batch_losses is None
+    assert StepRecord.from_json(record.to_json()) == record
+
+
+def test_losses_of_the_batches_of_a_run_that_began_without_them() -> None:
+    later = replace(_record(2), unigram_loss=3.0, bigram_loss=2.0)
+    found = batch_losses([_record(1), later])
+    assert found is not None
+    assert np.isnan(found[0]).all()
+    assert found[1].tolist() == [3.0, 2.0]
+    assert batch_losses([_record(1)]) is None
+    assert batch_losses([]) is None
 
 
 def test_the_log_is_cut_to_its_state(tmp_path) -> None:

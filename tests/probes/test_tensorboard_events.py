@@ -58,7 +58,17 @@ def event_folder(tmp_path, monkeypatch):
 
 
 def test_tags_are_chosen_by_their_names(event_folder):
-    assert_is_the_run(read_loss_log(event_folder(RUN)))
+    log = read_loss_log(event_folder(RUN))
+    assert_is_the_run(log)
+    assert log.batch_losses is None
+
+
+def test_losses_of_the_batches_have_their_tags(event_folder):
+    of_batch = {"unigram_loss": {k: 3.0 + k for k in range(1, 5)}, "train/bigram_loss": {k: 2.0 + k for k in range(1, 6)}}
+    log = read_loss_log(event_folder({**RUN, **of_batch}))
+    assert_is_the_run(log)
+    assert log.batch_losses[:4].tolist() == [[3.0 + k, 2.0 + k] for k in range(1, 5)]
+    assert all(math.isnan(value) for value in log.batch_losses[4])
 
 
 def test_missing_rates_are_refused_with_the_tags_found(event_folder):

@@ -101,6 +101,41 @@ def test_killed_between_two_saves_it_resumes_bit_for_bit(tmp_path, whole) -> Non
     _assert_same_run(tmp_path / "run", whole)
 
 
+def test_every_step_records_what_count_models_lose_on_its_batch(whole) -> None:
+    config, corpus = small_run(), small_corpus()
+    for record in read_log(whole / "log.jsonl"):
+        batch = corpus.batch(seed=config.seed, step=record.step, n_windows=config.batch_size, seq_len=config.seq_len)
+        assert record.batch_losses == corpus.ngram_losses.of(batch)
+
+
+def test_cutting_a_step_into_micro_batches_changes_nothing_of_its_batch(whole) -> None:
+    records = train(small_run(accumulation=2), corpus=small_corpus()).records
+    assert [r.batch_losses for r in records] == [r.batch_losses for r in read_log(whole / "log.jsonl")]
+
+
+def test_a_run_whose_first_steps_were_logged_without_their_batches_goes_on_with_them(tmp_path, whole) -> None:
+    def interrupt(record):
+        if record.step == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted, match="after step 7"):
+        train(small_run(), corpus=small_corpus(), folder=tmp_path, on_step=interrupt)
+    log = tmp_path / "log.jsonl"
+    old = [replace(record, unigram_loss=None, bigram_loss=None) for record in read_log(log)]
+    size = log.stat().st_size
+    log.write_text("".join(record.to_json() + "\n" for record in old))
+    _pad_first_line(log, size)
+    records = train(small_run(), corpus=small_corpus(), folder=tmp_path).records
+    assert [record.batch_losses is None for record in records] == [True] * 7 + [False] * 43
+    assert [r.loss for r in records] == [r.loss for r in read_log(whole / "log.jsonl")]
+
+
+def _pad_first_line(log: Path, size: int) -> None:
+    """Blanks at the end of a log's first line, up to the size that its saved state knows."""
+    first, rest = log.read_text().split("\n", 1)
+    log.write_text(first + " " * (size - log.stat().st_size) + "\n" + rest)
+
+
 # Each save flushes the new file before its rename (odd calls, after the configuration's two) and its folder after it.
 @pytest.mark.slow
 @pytest.mark.parametrize("die_at_sync", [2, 5, 6])

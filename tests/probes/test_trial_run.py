@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import probes.divergence
 import probes.training
 import probes.trial_run as module
+from probes.control_variates import without_batches
 from probes.errors import TextError
+from probes.run_folder import StepRecord
 from probes.trial import SweepError, Trial
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import TrialJob, judge_records, run_trial
@@ -51,6 +56,25 @@ def test_the_recorded_steps_are_judged_as_the_run_was(tmp_path: Path) -> None:
     values = run_trial(folder, threads=1)
     again = judge_records(folder.records(), values["training"]["corpus"], ramp_steps=60)
     assert again.to_dict() == values["judgement"]
+
+
+def test_a_replay_is_given_the_batches_and_a_reference_without_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old steps, of which the batches are not known, are among them."""
+    rng = np.random.default_rng(0)
+    of_batch = rng.normal(3.0, 0.1, (200, 2))
+    records = [
+        StepRecord(step=k, lr=1e-3 * k, loss=float(2.0 + b), grad_norm=1.0, time=0.1 * k, unigram_loss=u, bigram_loss=b)
+        for k, (u, b) in enumerate(of_batch.tolist(), start=1)
+    ]
+    run = [replace(record, unigram_loss=None) if record.step <= 5 else record for record in records]
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(probes.divergence, "judge_run", lambda *a, **options: given.update(options))
+    judge_records(run, {"unigram_entropy": 3.0, "vocab_size": 256}, ramp_steps=200, reference=records)
+    assert np.isnan(given["batch_losses"][:5]).all()
+    assert given["batch_losses"][5:].tolist() == of_batch[5:].tolist()
+    losses = np.array([record.loss for record in records])
+    assert given["landmarks"].reference_losses.tolist() == without_batches(losses, of_batch).tolist()
+    assert given["landmarks"].reference_losses.std() < 0.2 * losses.std()
 
 
 def test_plain_training_is_not_judged(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import probes.divergence
 from probes.cli import max_lr
+from probes.control_variates import without_batches
 from probes.divergence import JudgeThresholds
 from probes.errors import KeelError
 
@@ -61,6 +63,24 @@ def test_reference_and_entropy_change_what_can_be_judged(run, tmp_path):
     assert run("--from-log", log).stdout.startswith("cannot judge from step 30 of 500; Max LR >= 0.0029")
     assert run("--from-log", log, "--unigram-entropy", 7).stdout.startswith("stagnation from step 30 of 500; Max LR 0.0029")
     assert run("--from-log", log, "--reference", reference).stdout.startswith("stagnation from step 30 of 500; Max LR 0.0029")
+
+
+def test_what_batches_make_of_a_loss_is_handed_to_the_judge_and_taken_off_a_reference(run, tmp_path, monkeypatch):
+    given = {}
+    judge_run = probes.divergence.judge_run
+    monkeypatch.setattr(probes.divergence, "judge_run", lambda *a, **options: given.update(options) or judge_run(*a, **options))
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.1, (N, 2))
+    rates = 0.05 * np.arange(1, N + 1) / N
+    table = np.column_stack([np.arange(1, N + 1), HEALTHY + noise[:, 1], rates, 3 + noise])
+    path = tmp_path / "loss.csv"
+    header = "step,loss,lr,unigram_loss,bigram_loss"
+    np.savetxt(path, table, delimiter=",", header=header, comments="", fmt=["%d", *["%.17g"] * 4])
+    assert run("--from-log", path, "--reference", path).exit_code == 0
+    assert given["batch_losses"].tolist() == table[:, 3:].tolist()
+    expected = without_batches(table[:, 1], table[:, 3:])
+    assert given["landmarks"].reference_losses.tolist() == expected.tolist()
+    assert (expected - HEALTHY).std() < 0.5 * noise[:, 1].std()
 
 
 def test_json_holds_the_same_and_a_file_holds_what_the_terminal_shows(run, tmp_path):

@@ -210,6 +210,8 @@ def test_events_of_an_interrupted_run_read_back_as_its_log(text, tmp_path, monke
     assert events.losses == pytest.approx(log.losses, rel=1e-6)  # events are float32
     assert events.learning_rates == pytest.approx(log.learning_rates, rel=1e-6)
     assert events.grad_norms == pytest.approx(log.grad_norms, rel=1e-6)
+    assert events.batch_losses == pytest.approx(log.batch_losses, rel=1e-6)
+    assert log.batch_losses.shape == (60, 2)
 
 
 @pytest.mark.parametrize(
