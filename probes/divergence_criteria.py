@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from probes.onset import (
     Bend,
     FloatArray,
-    Piece,
     aged_median,
     aged_windows,
     date_bend,
     lasting_noise,
     noise_deviation,
     running_median,
-    straight_pieces,
     trend,
 )
 from probes.rise_onset import date_rise
@@ -182,11 +180,6 @@ class Record:
     def clipped(self) -> FloatArray:
         """The losses, single ones far from the level brought to within three standard deviations of it, shape (n,)."""
         return np.clip(self.losses, self.level - 3 * self.noise, self.level + 3 * self.noise)
-
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The losses in straight pieces, as many as the noise allows to tell apart."""
-        return straight_pieces(self.steps, self.clipped, self.lasting_noise)
 
     @cached_property
     def initial(self) -> float:
@@ -397,7 +390,7 @@ def find_plateau(record: Record, thresholds: JudgeThresholds, limit: float, expe
     start = _last_stretch(running_median(record.losses, window) > limit)
     if start is None or record.share(start) < thresholds.plateau_patience:
         return None
-    knee = _date_knee(record, start)
+    knee = _date_knee(record, max(start - window, 0))  # a rise to it has crossed the limit before it gets there
     if record.share(knee) < thresholds.plateau_patience or _falls(record, knee, thresholds):
         return None
     level = _end_level(record, knee)
@@ -511,7 +504,7 @@ def _date_knee(record: Record, start: int) -> int:
     first = min(int(far[-1]) if len(far) else 0, max(reached - 4, 0))
     last = min(len(distance), reached + 2 * max(reached - first, 5))
     window = slice(start + first, start + last)
-    tau = date_bend(record.steps[window], record.level[window], Bend.LEVEL_AFTER)
+    tau = date_bend(record.steps[window], record.level[window], Bend.LEVEL_AFTER, Bend.ROUND_LEVEL_AFTER)
     return int(np.searchsorted(record.steps, tau))
 
 

@@ -1,11 +1,11 @@
 r"""Where a rise began that was recognised later: the foot of the climb that carries the level out of its usual range for good.
 
 The *usual range* is what the level keeps to before: from where it is first within half the tolerance of its lowest value, to
-where it last is, its upper end the nine-tenths quantile of that stretch. A run that wanders about its level therefore does not
-begin to rise where it happens to be low. The level is *left* where it is last within the usual range, and *up* where it then
-first is three quarters of the tolerance above its lowest value; the foot is the bend between a level and a rise, by least squares
-from two lengths of that climb before it to its end. What comes after is another matter: a second rise does not move the onset
-of the first.
+where it last is; its upper end is the nine-tenths quantile of that stretch. A run that wanders about its level therefore does
+not begin to rise where it happens to be low. The level is *left* where it is last within the usual range, and *up* where it
+then first is three quarters of the tolerance above its lowest value. The foot is the bend between a level and a rise, by least
+squares over that climb and twice its length before it. What comes after is another matter: a second rise does not move the
+onset of the first.
 
 Sharp rises, whose points stand out of the noise one by one, begin with the first such point.
 

@@ -1,13 +1,18 @@
-"""Loss curves of real ramps with labels of the eye; the labels were written down before the judge was shown the curves.
+"""Loss curves of whole real ramps, each read by three readers who had not seen the judge's answers.
 
-``data/real_curves.parquet`` holds the points, ``data/real_curves.csv`` one label a line. A label gives the kind and an interval
-in which the trouble begins; where a curve can be read in two ways (a slow drift and then a jump; a run that holds at a level
-little below the unigram entropy) it gives both, and says why. All runs of a seed see the same batches, so what the batches
-make of the loss was taken off before looking: a curve minus the fluctuation of the runs of that seed that stand still at the
-unigram entropy has a half to a fifth of its noise.
+``data/real_curves.parquet`` holds the points, with what models that do not learn lose on the same batches.
+``data/real_curves.csv`` holds the readings, three rows per curve: the kind and the steps between which the trouble may be said
+to begin; and a second kind and interval where a curve can honestly be read in two ways (a slow drift and then a jump; a run that
+holds at a level little below the unigram entropy). The readers saw the curves shuffled and without names, whole, with what
+batches make of the loss taken off, as points and as running medians of 5 and 21; told were the kinds, that a departure is one
+from a tenth of what was learned, and to give the earliest and latest onset that they would accept of a colleague. They worked
+alone. An answer is right if one of the three would accept it.
 
-After a sweep, ``python -m tests.probes._real_curves FOLDER ...`` collects the curves of all finished trials in the sweep's
-folders, and names those that have no label yet; the label is then a line to write by hand.
+The judge's dating of rises was chosen with the curves of seeds 0 to 2 in view; those of seed 3 are held out: they were read, and
+looked at by the judge, after that.
+
+After a sweep, ``python -m tests.probes._real_curves FOLDER ...`` collects the curves of all finished trials in the sweeps'
+folders, and names those that have no reading yet.
 """
 
 from __future__ import annotations
@@ -23,42 +28,48 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["Label", "Reading", "RealCurve", "collect", "real_curves"]
+__all__ = ["Interval", "Reading", "RealCurve", "collect", "real_curves"]
 
 _DATA = Path(__file__).parent / "data"
-_POINTS, _LABELS = _DATA / "real_curves.parquet", _DATA / "real_curves.csv"
+_POINTS, _READINGS = _DATA / "real_curves.parquet", _DATA / "real_curves.csv"
+_HELD_OUT_SEED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One way to read a curve: its kind, and the first and last step at which the trouble may be said to begin.
+class Interval:
+    """A kind, and the first and last step at which the trouble may be said to begin; None of a healthy run.
 
     At the end of a ramp ``incomplete|irrecoverable_spike`` leaves open whether enough of it is left to tell.
     """
 
     kind: str
-    onset_low: int | None
-    onset_high: int | None
+    low: int | None
+    high: int | None
 
     def allows(self, kind: str, onset: int | None) -> bool:
         """Whether an answer agrees, its onset inside the interval."""
         if kind not in self.kind.split("|"):
             return False
-        if self.onset_low is None or self.onset_high is None:
+        if self.low is None or self.high is None:
             return onset is None
-        return onset is not None and self.onset_low <= onset <= self.onset_high
+        return onset is not None and self.low <= onset <= self.high
+
+    @property
+    def middle(self) -> int | None:
+        return None if self.low is None or self.high is None else (self.low + self.high) // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """One reading or two, and how they were come by."""
+class Reading:
+    """What one reader makes of a curve, in one way or two."""
 
-    readings: tuple[Reading, ...]
-    how: str
+    reader: str
+    ways: tuple[Interval, ...]
+    why: str
 
     def allows(self, kind: str, onset: int | None) -> bool:
-        """Whether an answer agrees with one of the readings."""
-        return any(reading.allows(kind, onset) for reading in self.readings)
+        """Whether the reader would accept an answer."""
+        return any(way.allows(kind, onset) for way in self.ways)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +84,20 @@ class RealCurve:
     unigram_entropy: float
     initial_loss: float
     losses: NDArray[np.float64]
-    label: Label
+    batch_losses: NDArray[np.float64]
+    readings: tuple[Reading, ...]
 
     @property
     def name(self) -> str:
         return f"{self.scheme}-{self.n_sublayers}-{self.peak_lr:g}-seed{self.seed}"
+
+    @property
+    def held_out(self) -> bool:
+        return self.seed == _HELD_OUT_SEED
+
+    def accepted_by(self, kind: str, onset: int | None) -> int:
+        """How many readers would accept an answer."""
+        return sum(reading.allows(kind, onset) for reading in self.readings)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -93,13 +113,13 @@ _KEY = ["scheme", "n_sublayers", "peak_lr", "seed"]
 
 @cache
 def real_curves() -> tuple[RealCurve, ...]:
-    """Every recorded curve that has a label, in the order of the labels."""
+    """Every recorded curve that has been read, in the order of the readings."""
     points = dict(iter(pd.read_parquet(_POINTS).groupby(_KEY)))
-    return tuple(_curve(points[key], label) for key, label in _labels().items())
+    return tuple(_curve(points[key], readings) for key, readings in _readings().items())
 
 
-def _curve(points: pd.DataFrame, label: Label) -> RealCurve:
-    first = points.iloc[0]
+def _curve(points: pd.DataFrame, readings: tuple[Reading, ...]) -> RealCurve:
+    first, points = points.iloc[0], points.sort_values("step")
     return RealCurve(
         scheme=first["scheme"],
         n_sublayers=int(first["n_sublayers"]),
@@ -108,28 +128,29 @@ def _curve(points: pd.DataFrame, label: Label) -> RealCurve:
         ramp_steps=int(first["ramp_steps"]),
         unigram_entropy=float(first["unigram_entropy"]),
         initial_loss=float(first["initial_loss"]),
-        losses=points.sort_values("step")["loss"].to_numpy(np.float64),
-        label=label,
+        losses=points["loss"].to_numpy(np.float64),
+        batch_losses=points[["unigram_loss", "bigram_loss"]].to_numpy(np.float64),
+        readings=readings,
     )
 
 
-def _labels() -> dict[tuple[str, int, float, int], Label]:
-    with _LABELS.open(newline="") as file:
-        return {_key(row): _label(row) for row in csv.DictReader(file)}
+def _readings() -> dict[tuple[str, int, float, int], tuple[Reading, ...]]:
+    found: dict[tuple[str, int, float, int], tuple[Reading, ...]] = {}
+    with _READINGS.open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = row["scheme"], int(row["n_sublayers"]), float(row["peak_lr"]), int(row["seed"])
+            found[key] = (*found.get(key, ()), _reading(row))
+    return found
 
 
-def _key(row: dict[str, str]) -> tuple[str, int, float, int]:
-    return row["scheme"], int(row["n_sublayers"]), float(row["peak_lr"]), int(row["seed"])
-
-
-def _label(row: dict[str, str]) -> Label:
-    readings = [Reading(row["kind"], *_interval(row["onset_low"], row["onset_high"]))]
+def _reading(row: dict[str, str]) -> Reading:
+    ways = [Interval(row["kind"], *_steps(row["low"], row["high"]))]
     if row["second_kind"]:
-        readings.append(Reading(row["second_kind"], *_interval(row["second_low"], row["second_high"])))
-    return Label(tuple(readings), row["how"])
+        ways.append(Interval(row["second_kind"], *_steps(row["second_low"], row["second_high"])))
+    return Reading(row["reader"], tuple(ways), row["why"])
 
 
-def _interval(low: str, high: str) -> tuple[int | None, int | None]:
+def _steps(low: str, high: str) -> tuple[int | None, int | None]:
     return (int(low), int(high)) if low else (None, None)
 
 
@@ -140,7 +161,8 @@ def collect(folders: list[Path]) -> pd.DataFrame:
         folders: of sweeps, each with ``trials/*/result.json`` and the logs of their steps.
 
     Returns:
-        One row per step: the columns that name the run, ramp_steps, unigram_entropy, initial_loss, step, loss.
+        One row per step: the columns that name the run, ramp_steps, unigram_entropy, initial_loss, step, loss, unigram_loss,
+        bigram_loss.
     """
     results = [path for folder in folders for path in sorted(folder.glob("trials/*/result.json"))]
     frame = pd.concat([_points(path) for path in results], ignore_index=True)
@@ -165,19 +187,19 @@ def _points(result: Path) -> pd.DataFrame:
             "unigram_entropy": text["unigram_entropy"],
             "initial_loss": np.log(text["vocab_size"]),
             "step": np.array(steps, np.int16),
-            "loss": np.array([row["loss"] for row in rows], np.float32),
+            **{name: np.array([row[name] for row in rows], np.float32) for name in ("loss", "unigram_loss", "bigram_loss")},
         }
     )
 
 
 def _store(folders: list[Path]) -> None:
-    """Write the points, and name the curves without a label."""
+    """Write the points, and name the curves without a reading."""
     frame = collect(folders)
     frame.to_parquet(_POINTS, compression="zstd", index=False)
-    labels = _labels()
+    readings = _readings()
     for key, part in frame.groupby(_KEY):
-        if key not in labels:
-            print(f"no label yet: {key}, {len(part)} steps")
+        if key not in readings:
+            print(f"not read yet: {key}, {len(part)} steps")
     print(f"{len(frame)} points in {_POINTS}")
 
 

@@ -10,11 +10,9 @@ from probes.onset import (
     aged_median,
     aged_windows,
     date_bend,
-    date_rise_bend,
     lasting_noise,
     noise_deviation,
     running_median,
-    straight_pieces,
     trend,
 )
 
@@ -74,9 +72,18 @@ def test_exact_bends_are_dated_exactly(tau, slope, bend):
     pieces = {
         Bend.LEVEL_BEFORE: slope * np.maximum(0, t - tau),
         Bend.LEVEL_AFTER: slope * np.minimum(0, t - tau),
-        Bend.FREE: -0.1 * t + slope * np.maximum(0, t - tau),
+        Bend.ROUND_LEVEL_AFTER: slope * np.minimum(0, t - tau) ** 2,
     }
     assert date_bend(t, 3 + pieces[bend], bend) == tau
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_of_two_bends_the_one_that_fits_dates(power):
+    t = np.arange(60.0)
+    y = 3 + np.abs(np.minimum(0, t - 25) / 25) ** power
+    assert date_bend(t, y, Bend.LEVEL_AFTER, Bend.ROUND_LEVEL_AFTER) == 25
+    noisy = y + 0.02 * np.random.default_rng(8).standard_normal(60)
+    assert abs(date_bend(t, noisy, Bend.LEVEL_AFTER, Bend.ROUND_LEVEL_AFTER) - 25) <= 3
 
 
 @pytest.mark.parametrize("n", [600, 5000])
@@ -114,67 +121,9 @@ def test_trend_of_few_points_is_unknown():
     assert trend(np.arange(3.0), np.arange(3.0)) == (0.0, math.inf)
 
 
-# --- straight pieces ---
-
-
-def slow_partition_cost(t, y, price):
-    """Obvious twin of the dynamic program: every way to cut, pieces of three points or more."""
-
-    def cost(a, b):
-        level = float(((y[a:b] - y[a:b].mean()) ** 2).sum())
-        line = np.polyval(np.polyfit(t[a:b], y[a:b], 1), t[a:b])
-        return min(level + 2 * price, float(((y[a:b] - line) ** 2).sum()) + 3 * price)
-
-    def best(stop):
-        cuts = [(best(a)[0] + cost(a, stop), [*best(a)[1], stop]) for a in range(3, stop - 2)]
-        return min([*cuts, (cost(0, stop), [0, stop])])
-
-    return best(len(y))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_pieces_equal_the_best_of_all_partitions(seed):
-    rng = np.random.default_rng(seed)
-    t = np.arange(13.0)
-    y = np.where(t < 6, 5 - 0.4 * t, 1.0) + 0.3 * rng.standard_normal(13)
-    pieces = straight_pieces(t, y, 0.3)
-    assert [0, *(piece.stop for piece in pieces)] == slow_partition_cost(t, y, math.log(14) * 0.3**2)[1]
-
-
-def test_pieces_find_a_level_that_the_noise_hides_from_point_to_point():
-    rng = np.random.default_rng(5)
-    t = np.arange(600.0)
-    y = np.where(t < 200, 5 - 0.01 * t, np.where(t < 400, 3.0, 3.3)) + 0.25 * rng.standard_normal(600)
-    first, level, last = straight_pieces(t, y, 0.25)
-    assert abs(level.start - 200) <= 25
-    assert abs(level.stop - 400) <= 10
-    assert level.first == pytest.approx(3.0, abs=0.08)
-    assert (first.start, last.stop) == (0, 600)
-
-
-def test_noise_alone_is_one_piece():
-    rng = np.random.default_rng(6)
-    assert [len(straight_pieces(np.arange(500.0), rng.standard_normal(500), 1.0)) for _ in range(20)].count(1) >= 18
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5000])
-def test_pieces_cover_the_curve(n):
-    pieces = straight_pieces(np.arange(float(n)), np.sin(np.arange(n) / 300), 0.01)
-    assert [p.start for p in pieces] == [0, *(p.stop for p in pieces[:-1])]
-    assert pieces[-1].stop == n
-
-
 def test_lasting_noise_counts_what_goes_together_and_nothing_else():
     rng = np.random.default_rng(7)
     white = rng.standard_normal(4000)
     assert lasting_noise(white, 1.0) == pytest.approx(1.0, abs=0.05)
     slow = np.convolve(white, np.ones(4) / 2, mode="same")
     assert 1.5 < lasting_noise(slow, 1.0) < 2.5  # two for endless data
-
-
-@pytest.mark.parametrize("slope", [-0.02, 0.0, 0.02])
-def test_a_rise_before_the_bend_belongs_to_the_rise(slope):
-    t = np.arange(300.0)
-    y = 3 + slope * np.minimum(t - 200, 0) + 0.2 * np.maximum(t - 200, 0)
-    tau = date_rise_bend(t, y, 0.01)
-    assert tau == 200 if slope <= 0 else tau < 200

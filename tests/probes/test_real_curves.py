@@ -1,73 +1,76 @@
-"""The judge on the real curves that are recorded with labels."""
+"""The judge on recorded curves of real ramps, beside what readers make of them."""
 
 import numpy as np
 import pytest
 
-from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge, judge_run
-from probes.divergence_criteria import Record, find_rise
+from probes.control_variates import without_batches
+from probes.divergence import Landmarks, StreamingJudge, judge_run
+from probes.divergence_criteria import Record
 from probes.judgement import Outcome
 from tests.probes._real_curves import real_curves
 
 CURVES = real_curves()
-MISSED = {
-    "scaled_shortcut-64-0.05-seed1": "dated to a step within the drift, between the two readings",
-    "scaled_shortcut-64-0.05-seed2": "dated to the lowest point before the drift, 13 steps too early",
-    "scaled_shortcut_normed_input_gain-64-0.05-seed1": "under the noise the last excursion cannot be told from an even drift "
-    "that begins long before",
-    "keel-64-0.25-seed2": "dated 12 steps before the interval of the label",
-    "scaled_shortcut-64-0.25-seed1": "dated between the two readings, 13 and 15 steps from them",
-}
-"""Curves whose label the judge does not meet, and in what way; all drift for long by less than the noise before they break."""
-
-MENDED_BY_MORE = {"keel-64-0.25-seed2"}
-"""Of these, the curves that are dated as labelled once all of their points are there."""
+FITTED = [curve for curve in CURVES if not curve.held_out]
+HELD_OUT = [curve for curve in CURVES if curve.held_out]
+by_curve = pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 
 
 def landmarks(curve):
     return Landmarks(unigram_entropy=curve.unigram_entropy, initial_loss=curve.initial_loss)
 
 
-def judged(curve, stop=None, **options):
+def judged(curve, stop=None, *, batches=True, **options):
     return judge_run(
         curve.steps[:stop],
         curve.learning_rates[:stop],
         curve.losses[:stop],
+        batch_losses=curve.batch_losses[:stop] if batches else None,
         ramp_steps=curve.ramp_steps,
         landmarks=landmarks(curve),
         **options,
     )
 
 
-def agrees(curve, kind, onset):
-    return curve.label.allows(kind, onset)
+def accepted(curve, answer):
+    return curve.accepted_by(answer.outcome.value, answer.onset_step)
 
 
-def cases(missed=()):
-    """Curves by name; those named are expected to fail."""
-    marks = {name: [pytest.mark.xfail(reason=MISSED[name], strict=True)] for name in missed}
-    return [pytest.param(curve, id=curve.name, marks=marks.get(curve.name, [])) for curve in CURVES]
-
-
-def test_every_kind_of_outcome_is_among_the_curves():
-    kinds = {reading.kind for curve in CURVES for reading in curve.label.readings}
+def test_every_curve_has_three_readings_and_every_outcome_is_among_them():
+    assert {len({reading.reader for reading in curve.readings}) for curve in CURVES} == {3}
+    kinds = {way.kind for curve in CURVES for reading in curve.readings for way in reading.ways}
     assert {"healthy", "stagnation", "irrecoverable_spike"} <= kinds
     assert len({curve.name for curve in CURVES}) == len(CURVES)
-    assert all(curve.label.how for curve in CURVES)
+    assert len(HELD_OUT) >= 18
+    assert all(len(curve.losses) == curve.ramp_steps for curve in CURVES)
 
 
-@pytest.mark.parametrize("curve", cases(MISSED))
-def test_kind_and_onset_are_those_of_the_label(curve):
+@by_curve
+def test_a_reader_would_accept_kind_and_onset(curve):
     answer = judged(curve)
-    assert agrees(curve, answer.outcome.value, answer.onset_step), answer.verdict()
+    assert accepted(curve, answer), answer.verdict()
 
 
-@pytest.mark.parametrize("curve", cases())
+@pytest.mark.parametrize("curves", [FITTED, HELD_OUT], ids=["in view", "held out"])
+def test_most_readers_accept_as_they_accept_each_other(curves):
+    """The judge is accepted by two of three readers nearly as often as a reader is by at least one of the other two."""
+    by_most = np.mean([accepted(curve, judged(curve)) >= 2 for curve in curves])
+    readers = []
+    for curve in curves:
+        for reading in curve.readings:
+            first, others = reading.ways[0], [other for other in curve.readings if other is not reading]
+            kind = first.kind.split("|")[0]
+            readers.append(any(other.allows(kind, first.middle) for other in others))
+    print(f"\n{len(curves)} curves: accepted by two of three {by_most:.3f}; readers by one of two {np.mean(readers):.3f}")
+    assert by_most >= 0.9
+
+
+@by_curve
 def test_the_verdict_is_the_same_streamed_replayed_cut_off_and_listened_to_the_end(curve):
     judge = StreamingJudge(ramp_steps=curve.ramp_steps, landmarks=landmarks(curve))
     fed = 0
-    for step, rate, loss in zip(curve.steps, curve.learning_rates, curve.losses, strict=True):
+    for step, rate, loss, batch in zip(curve.steps, curve.learning_rates, curve.losses, curve.batch_losses, strict=True):
         fed += 1
-        if judge.feed(int(step), float(rate), float(loss)):
+        if judge.feed(int(step), float(rate), float(loss), None, batch.tolist()):
             break
     streamed, replayed = judge.judgement(), judged(curve)
     assert repr(streamed) == repr(replayed) == repr(judged(curve, stop=fed))
@@ -78,14 +81,15 @@ def test_the_verdict_is_the_same_streamed_replayed_cut_off_and_listened_to_the_e
     assert decided is None or to_end.criterion(decided.criterion).onset_step == decided.onset_step
 
 
-@pytest.mark.parametrize("curve", cases(MISSED.keys() - MENDED_BY_MORE))
-def test_more_of_the_curve_dates_the_same_rise(curve):
-    """Not only the verdict that stands: a fresh look at all points finds the onset in the same place."""
-    if judged(curve).outcome is not Outcome.IRRECOVERABLE_SPIKE:
-        return
-    rise = find_rise(Record(curve.steps.astype(float), curve.losses, curve.ramp_steps, landmarks(curve)), JudgeThresholds())
-    assert rise is not None
-    assert agrees(curve, "irrecoverable_spike", int(curve.steps[rise.index]))
+@by_curve
+def test_batches_make_most_of_the_noise(curve):
+    """Taken off, they leave three tenths of the standard deviation from step to step in the median, and four tenths at most."""
+    assert record(curve).noise < 0.4 * record(curve, batches=False).noise
+
+
+def record(curve, *, batches=True):
+    losses = without_batches(curve.losses, curve.batch_losses if batches else None)
+    return Record(curve.steps.astype(float), losses, curve.ramp_steps, landmarks(curve))
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -93,6 +97,13 @@ def test_units_do_not_matter(scale):
     """Nats or any other unit: the onset of a real curve stays where it is."""
     curve = next(c for c in CURVES if c.name == "scaled_shortcut_input_gain-64-0.25-seed0")
     known = Landmarks(unigram_entropy=scale * curve.unigram_entropy, initial_loss=scale * curve.initial_loss)
-    moved = judge_run(curve.steps, curve.learning_rates, scale * curve.losses, ramp_steps=curve.ramp_steps, landmarks=known)
+    moved = judge_run(
+        curve.steps,
+        curve.learning_rates,
+        scale * curve.losses,
+        batch_losses=scale * curve.batch_losses,
+        ramp_steps=curve.ramp_steps,
+        landmarks=known,
+    )
     assert moved.onset_step == judged(curve).onset_step
     assert np.isclose(moved.best_loss, scale * judged(curve).best_loss)
