@@ -6,7 +6,6 @@ import pytest
 from probes.control_variates import without_batches
 from probes.divergence import Landmarks, StreamingJudge, judge_run
 from probes.divergence_criteria import Record
-from probes.judgement import Outcome
 from tests.probes._real_curves import real_curves
 
 CURVES = real_curves()
