@@ -3,12 +3,13 @@
 Shape suffixes: B batch, T tokens, D width, H query heads, G key-value heads, K head width, F inner width of the FFN.
 
 Dtypes: the residual stream, the norms and the weights are float32 (float64 for float64 models). Only the branch's function
-(attention, FFN) computes in the model's compute dtype, by explicit casts.
+(attention, FFN) computes in the model's compute dtype, by autocast where that is narrower than the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -222,7 +223,8 @@ class Branch(nn.Module):
 
     def __init__(self, config: ModelConfig, spec: ResidualSpec, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.compute_dtype = config.torch_compute_dtype
+        narrow = config.torch_compute_dtype is not config.stream_dtype
+        self.autocast_dtype = config.torch_compute_dtype if narrow else None
         self.input_scale = spec.input_scale
         self.branch_scale = spec.branch_scale
         self.norm_in = parts["norm_in"] if spec.norm_in is not NormKind.NONE else None
@@ -236,12 +238,19 @@ class Branch(nn.Module):
             x = self.input_gain(x)
         if self.input_scale != 1.0:
             x = x * self.input_scale
-        branch: Tensor = self.function(x.to(self.compute_dtype), rotary).to(stream_BTD.dtype)
+        with self._precision(x.device):
+            branch: Tensor = self.function(x, rotary).to(stream_BTD.dtype)
         if self.norm_branch is not None:
             branch = self.norm_branch(branch)
         if self.branch_scale != 1.0:
             branch = branch * self.branch_scale
         return branch if gate_BTD is None else branch * gate_BTD
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        """Mixed precision of the function alone; a caller's own is left as it is where the model asks for none."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.autocast_dtype)
 
 
 class ResidualSublayer(nn.Module):

@@ -90,8 +90,8 @@ class ModelConfig:
             shared weight; the others skip it. A rule whose init_gain, qkv_norm or gate_bias changes with depth is refused.
         context_length: longest sequence the model is meant for, tokens; longer ones still run.
         seed: of the initial weights.
-        compute_dtype: what the branches compute in. Residual stream, norms, weights and logits are float32, or float64
-            where this is float64.
+        compute_dtype: what the branches compute in: bfloat16 and float16 by ``torch.autocast``. Residual stream, norms,
+            weights and logits are float32, or float64 where this is float64.
     """
 
     model_type: ClassVar[str] = "keel_dynamics"

@@ -38,7 +38,7 @@ class TrainingConfig:
     """One training run; equal configurations on one machine give equal losses, bit for bit on a CPU.
 
     The optimizer is AdamW on all parameters alike, norm weights included. Branches compute in ``model.compute_dtype``, which
-    is where bfloat16 is chosen; stream, weights, gradients and optimizer state are float32.
+    is where bfloat16 autocast is chosen; stream, weights, gradients and optimizer state are float32.
 
     Attributes:
         model: of the model, its initial seed included.

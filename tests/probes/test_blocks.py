@@ -54,10 +54,34 @@ class TestKeelFirstBlock:
         assert [s.shortcut_scale for s in sublayers] == [1.0, 1.0, 4.0, 4.0]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("ffn", ["swiglu", "gelu", "relu"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_narrow_compute_dtype_is_autocast_of_the_branches_beside_a_float32_stream(scheme, ffn, dtype) -> None:
+    """Bit for bit, output and gradients, in every sub-layer."""
+    config = small_config(scheme=scheme, ffn=ffn, compute_dtype="float32")
+    wide, narrow = Transformer(config), Transformer(replace(config, compute_dtype=dtype))
+    narrow.load_state_dict(wide.state_dict())
+    for one, other in zip(wide.sublayers(), narrow.sublayers(), strict=True):
+        x = random_stream().float().requires_grad_()
+        with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+            expected = one.branch(x)
+        expected.square().sum().backward()
+        wanted = [x.grad, *(p.grad for p in one.branch.parameters())]
+        y = x.detach().clone().requires_grad_()
+        branch = other.branch(y)
+        branch.square().sum().backward()
+        assert branch.dtype is expected.dtype is torch.float32
+        torch.testing.assert_close(branch, expected, rtol=0, atol=0)
+        for got, grad in zip([y.grad, *(p.grad for p in other.branch.parameters())], wanted, strict=True):
+            torch.testing.assert_close(got, grad, rtol=0, atol=0)
+
+
 def test_small_branch_survives_a_large_alpha_under_bfloat16() -> None:
     class Half(nn.Module):
         def forward(self, x: Tensor, rotary: object) -> Tensor:
-            assert x.dtype is torch.bfloat16
+            assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+            assert torch.is_autocast_enabled("cpu")
             return torch.full_like(x, 0.5)
 
     config = small_config(scheme_parameters={"alpha": 1024}, compute_dtype="bfloat16")
