@@ -1,8 +1,10 @@
-"""Overhead of the training loop: one step of it beside a bare forward + backward + AdamW of the same model.
+"""Overhead of the training loop: a step of it, plain and profiled, beside a bare forward + backward + AdamW of the same model.
 
-Both contenders live in one process, take turns step by step, and swap who goes first from round to round; what counts is the
+The contenders live in one process, take turns step by step, and reverse their order from round to round; what counts is the
 median of the ratios of CPU time within a round. The loop's step includes all that the bare one leaves out: drawing the windows,
-the norm of the gradient, clipping, reading loss and norm, and the line of the log.
+what count models lose on them, the norm of the gradient, clipping, reading loss and norm, and the line of the log. A profiled
+step reads the gradient dynamics over all sub-layers besides. A run takes such a step now and then (``keel train --profiles``):
+what a whole run pays is told for 20 profiles in 600 steps.
 
     python benchmarks/training.py --rounds 40 -o benchmarks/results/training.json
 """
@@ -15,12 +17,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from probes.config import ModelConfig
 from probes.corpus import Corpus, build_corpus
+from probes.dynamics import write_profile
 from probes.provenance import provenance
 from probes.run_folder import RunFolder
 from probes.training import Trainer, TrainingConfig
@@ -28,6 +33,7 @@ from probes.training import Trainer, TrainingConfig
 SIZES = {
     "4 blocks, width 64": ModelConfig(scheme="keel", n_blocks=4),
     "32 blocks, width 64": ModelConfig(scheme="keel", n_blocks=32),
+    "128 blocks, width 64": ModelConfig(scheme="keel", n_blocks=128),
 }
 _WARM_UP = 3
 
@@ -47,9 +53,16 @@ def bare_step(config: TrainingConfig, corpus: Corpus) -> Callable[[], None]:
 
 
 def loop_step(config: TrainingConfig, corpus: Corpus, folder: RunFolder) -> Callable[[], None]:
-    """One step as the training command does it."""
+    """One step as the training command does it, its profile written where the step has one."""
     trainer = Trainer(config, corpus)
-    return lambda: folder.append(trainer.advance())
+
+    def step() -> None:
+        record = trainer.advance()
+        if trainer.profile is not None:
+            write_profile(folder.path, trainer.profile)
+        folder.append(record)
+
+    return step
 
 
 def seconds(step: Callable[[], None]) -> float:
@@ -59,28 +72,32 @@ def seconds(step: Callable[[], None]) -> float:
     return time.process_time() - start
 
 
-def measure(model: ModelConfig, corpus: Corpus, rounds: int) -> dict[str, float]:
-    """Medians of both contenders and of their ratio.
+def measure(model: ModelConfig, corpus: Corpus, rounds: int) -> dict[str, Any]:
+    """Medians of every contender, and of their ratios to the bare step.
 
     Returns:
-        CPU seconds per step, and the ratio with its quartiles.
+        By contender: CPU seconds per step, and beside the bare one the ratio with its quartiles; and the ratio of a whole run.
     """
     config = TrainingConfig(model=model, steps=rounds + 50, peak_lr=1e-5)
+    profiled = replace(config, probe_steps=tuple(range(1, config.steps + 1)))
     with tempfile.TemporaryDirectory() as place, RunFolder(place).opened(config, {}) as folder:
-        contenders = {"loop": loop_step(config, corpus, folder), "bare": bare_step(config, corpus)}
+        contenders = {
+            "bare": bare_step(config, corpus),
+            "plain": loop_step(config, corpus, folder),
+            "profiled": loop_step(profiled, corpus, folder),
+        }
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for i in range(_WARM_UP + rounds):
             for name in sorted(contenders, reverse=bool(i % 2)):
                 times[name].append(seconds(contenders[name]))
-    ratios = [a / b for a, b in zip(times["loop"][_WARM_UP:], times["bare"][_WARM_UP:], strict=True)]
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return {
-        "loop_cpu_seconds": statistics.median(times["loop"][_WARM_UP:]),
-        "bare_cpu_seconds": statistics.median(times["bare"][_WARM_UP:]),
-        "ratio": statistics.median(ratios),
-        "ratio_lower_quartile": low,
-        "ratio_upper_quartile": high,
-    }
+    times = {name: found[_WARM_UP:] for name, found in times.items()}
+    found: dict[str, Any] = {name: {"cpu_seconds": statistics.median(values)} for name, values in times.items()}
+    for name in ("plain", "profiled"):
+        ratios = [a / b for a, b in zip(times[name], times["bare"], strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        found[name] |= {"ratio": median, "ratio_lower_quartile": low, "ratio_upper_quartile": high}
+    plain, dear = found["plain"]["cpu_seconds"], found["profiled"]["cpu_seconds"]
+    return found | {"run_with_20_profiles_in_600_steps": (580 * plain + 20 * dear) / (600 * plain)}
 
 
 def main() -> None:
@@ -93,10 +110,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     corpus = build_corpus()
     results = {name: measure(model, corpus, options.rounds) for name, model in SIZES.items()}
-    for name, found in results.items():
-        quartiles = f"{found['ratio_lower_quartile']:.3f} to {found['ratio_upper_quartile']:.3f}"
-        both = f"loop {found['loop_cpu_seconds']:.4f} CPU s, bare {found['bare_cpu_seconds']:.4f} CPU s"
-        print(f"{name}: {both}, ratio {found['ratio']:.3f} (quartiles {quartiles})")
+    for size, found in results.items():
+        for name in ("plain", "profiled"):
+            step = found[name]
+            quartiles = f"{step['ratio_lower_quartile']:.3f} to {step['ratio_upper_quartile']:.3f}"
+            print(f"{size}: {name} step {step['cpu_seconds']:.4f} CPU s, {step['ratio']:.3f} of the bare one ({quartiles})")
+        print(f"{size}: run of 600 steps with 20 profiles {found['run_with_20_profiles_in_600_steps']:.3f} of one without")
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         content = {"tokens_per_step": 512, "rounds": options.rounds, "results": results, "provenance": dict(provenance())}

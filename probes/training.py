@@ -58,6 +58,13 @@ __all__ = [
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 _SMOOTHING = 20
+_METRICS = {  # of a step, with their units
+    "loss": "nats/token",
+    "lr": "1",
+    "grad_norm": "nats/token per unit",
+    "unigram_loss": "nats/token",
+    "bigram_loss": "nats/token",
+}
 _ADAMW_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_CONFIG = b'{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
@@ -108,7 +115,7 @@ class TrainingResult:
         return self.records[-1].time if self.records else 0.0
 
     def to_frame(self) -> pd.DataFrame:
-        """Tidy rows of loss, learning rate and gradient norm of every step, as ``probes.dynamics.COLUMNS``."""
+        """Tidy rows of loss, learning rate, gradient norm and batch losses of every step, as ``probes.dynamics.COLUMNS``."""
         import pandas as pd
 
         steps = pd.DataFrame([asdict(record) for record in self.records], columns=[f.name for f in fields(StepRecord)])
@@ -123,7 +130,7 @@ class TrainingResult:
                 metric=metric,
                 unit=unit,
             )
-            for metric, unit in (("loss", "nats/token"), ("lr", "1"), ("grad_norm", "nats/token per unit"))
+            for metric, unit in _METRICS.items()
         ]
         return pd.concat(parts, ignore_index=True)[list(COLUMNS)]
 

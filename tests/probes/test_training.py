@@ -362,8 +362,8 @@ def test_a_run_of_another_configuration_is_refused_by_its_field(whole) -> None:
 def test_result_says_what_was_done(whole) -> None:
     result = train(small_run(probe_steps=(1, 20, 50)), corpus=small_corpus(), folder=whole)
     frame = result.to_frame()
-    assert len(frame) == 150
-    assert set(frame["metric"]) == {"loss", "lr", "grad_norm"}
+    assert len(frame) == 5 * 50
+    assert set(frame["metric"]) == {"loss", "lr", "grad_norm", "unigram_loss", "bigram_loss"}
     assert result.corpus["content_hash"] == small_corpus().content_hash
     assert 0 < result.corpus["unigram_entropy"] < math.log(256)
     assert result.best_loss < result.records[0].loss
