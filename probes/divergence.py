@@ -8,6 +8,9 @@ Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number)
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
 reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
 
+Where the losses of models that do not learn are known for the same batches, what the batches make of the loss is taken off
+before anything is judged (:mod:`probes.control_variates`).
+
 A reference adds evidence and takes none away: beside it the entropy counts as without. It clears a run only where it has
 points, and only if it does not diverge itself, for it is judged first.
 """
@@ -37,7 +40,7 @@ from probes.divergence_criteria import (
 )
 from probes.errors import KeelError
 from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
-from probes.onset import FloatArray, running_median
+from probes.onset import FloatArray, noise_deviation, running_median
 
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
@@ -436,6 +439,13 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
     if judge._bad_gradients:
         notes.append(f"{judge._bad_gradients} gradient norms were not finite")
+    raw = np.asarray(judge._losses[: len(losses)], float)
+    if not np.array_equal(raw, losses, equal_nan=True):
+        finite = np.isfinite(raw)
+        notes.append(
+            "what the batches make of the loss is taken off: that leaves a noise of "
+            f"{noise_deviation(losses[finite]):.2g} nats, of {noise_deviation(raw[finite]):.2g}"
+        )
     reference = judge._reference
     if reference is not None and reference.outcome is Outcome.CANNOT_JUDGE and reference.onset_step is not None:
         notes.append(

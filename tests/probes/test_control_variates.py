@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,13 @@ def test_plateau_that_goes_with_its_batches_is_dated_to_a_few_steps():
     course = np.maximum(5.5 - 2.3 * np.arange(N) / 30, 3.2)
     answer = judged(with_batches(course, (1.0, 0.0), noise=0.01), batch_losses=BATCHES)
     assert (answer.outcome, abs(answer.onset_step - 31) <= 3) == (Outcome.STAGNATION, True)
+
+
+def test_the_judge_says_how_much_noise_it_took_off():
+    (note,) = [reason for reason in judged(with_batches(COURSE), batch_losses=BATCHES).reasons if "batches" in reason]
+    left, of = (float(word) for word in re.findall(r"[0-9.]+[0-9]", note))
+    assert left < 0.1 < of
+    assert not any("batches" in reason for reason in judged(with_batches(COURSE)).reasons)
 
 
 def test_streamed_and_replayed_are_the_same():
