@@ -515,8 +515,8 @@ def _falls(record: Record, knee: int, thresholds: JudgeThresholds) -> bool:
 
 
 def _date_departure(record: Record, reference: Record, first: int, start: int) -> int:
-    """Where the gap to the reference begins to open."""
-    gap = record.level - reference.level
+    """Where the gap to the reference begins to open; a run that leads loses its lead first, which is no gap."""
+    gap = np.maximum(record.level - reference.level, 0)
     if start <= first:
         return first
     window = slice(first, min(len(gap), start + max((start - first) // 4, 5)))

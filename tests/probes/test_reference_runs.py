@@ -170,3 +170,14 @@ def test_a_run_that_leads_has_not_begun_to_lag(noise, hurry):
     assert answer.outcome is Outcome.DEGRADATION
     assert answer.onset_step is not None
     assert crossed - 10 * (noise > 0) <= answer.onset_step <= crossed + N // 10
+
+
+@pytest.mark.parametrize("lead", [0.0, 0.3, 1.0])
+def test_a_run_lags_from_where_its_lead_is_lost(lead):
+    """It falls at half the pace of the reference all along, and has begun to lag once it is behind."""
+    reference, gap = 11 - 6 * STEPS / N, 3 * STEPS / N - lead
+    noise = 0.01 * np.random.default_rng(4).standard_normal(N)
+    answer = judged(reference + gap + noise, points(slice(None)), reference)
+    behind = int(np.argmax(gap > 0)) + 1
+    assert answer.outcome is Outcome.DEGRADATION
+    assert abs(answer.onset_step - behind) <= 6
