@@ -94,11 +94,14 @@ def compute(
     import pandas as pd
     import torch
 
+    from probes.device import resolve_device
+
+    place = resolve_device(device)
     chosen = None if dtype is None else getattr(torch, dtype)
     parts = []
     for checkpoint in checkpoints:
         with _located(checkpoint) as source:
-            result = _measure(source, text, n_tokens, seq_len, batch_size, unit, chosen, torch.device(device))
+            result = _measure(source, text, n_tokens, seq_len, batch_size, unit, chosen, place)
         parts.append(removal_frame(result, checkpoint=checkpoint, n_parameters=result.n_parameters))
     return pd.concat(parts, ignore_index=True)
 

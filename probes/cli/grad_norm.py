@@ -24,7 +24,6 @@ from probes.cli._checkpoint_options import (
     batch_progress,
     check_sizes,
     headline,
-    torch_device,
     torch_dtype,
 )
 from probes.cli._io import output_folder
@@ -84,7 +83,9 @@ def grad_norm(
       keel grad-norm llama-70b --stream --dry-run
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
-    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
+    from probes.device import resolve_device
+
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), resolve_device(device), n_bytes(max_memory)
     from probes.text import checkpoint_batches, read_text
 
     content, text_name = read_text(text)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from probes.cli._checkpoint_options import check_sizes, headline, torch_device, torch_dtype
+from probes.cli._checkpoint_options import check_sizes, headline, torch_dtype
 from probes.cli._io import output_folder
 from probes.cli._streaming import (
     DryRunOption,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _MOST_ROWS = 64
+_SEQ_LEN = 256
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +64,10 @@ def layer_removal(
         typer.Option(help="Text file, - for standard input, or folder of documents. [default: prose of the standard library]"),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
-    seq_len: Annotated[int, typer.Option(help="Tokens per sequence.")] = 256,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens per sequence. [default: {_SEQ_LEN}, or the model's context if shorter]", show_default=False),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
     threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
     estimates: Annotated[
@@ -117,7 +121,9 @@ def layer_removal(
     check_sizes(tokens, seq_len, batch_size)
     if not 0 <= threshold < math.inf:
         raise typer.BadParameter(f"a finite number of nats per token, 0 or more; got {threshold:g}", param_hint="--threshold")
-    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
+    from probes.device import resolve_device
+
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), resolve_device(device), n_bytes(max_memory)
     ranges = _ranges(remove)
     from probes.pruning import check_pruning
     from probes.removal_units import joint_unit, removal_units
@@ -237,16 +243,16 @@ def _indices(ranges: Sequence[range], layout: ResidualLayout, unit: str) -> list
 
 
 def _data(
-    loaded: Checkpoint, text: str | None, tokens: int, seq_len: int, batch_size: int, seed: int
+    loaded: Checkpoint, text: str | None, tokens: int, seq_len: int | None, batch_size: int, seed: int
 ) -> tuple[list[TokenBatch], list[list[int]] | None, str]:
     """Batches, the document of each sequence where there are documents, and the name of the text."""
-    from probes.text import checkpoint_batches, read_text
+    from probes.text import checkpoint_batches, read_text, sequence_length
 
+    length = sequence_length(loaded, seq_len, default=_SEQ_LEN)
     if text is not None and text != "-" and Path(text).is_dir():
-        batches, owners = _documents(loaded, text, tokens, seq_len, batch_size)
+        batches, owners = _documents(loaded, text, tokens, length, batch_size)
         return batches, owners, f"documents of {text}"
     content, name = read_text(text)
-    length = min(seq_len, _context(loaded) or seq_len)
     batches = checkpoint_batches(
         loaded, content, n_tokens=tokens, seq_len=length, batch_size=batch_size, seed=seed, source=name
     )
@@ -270,15 +276,7 @@ def _documents(
         documents.append(ids)
         if left <= 0:
             break
-    length = min(seq_len, _context(loaded) or seq_len)
-    return document_batches(documents, seq_len=length, batch_size=batch_size, prefix=loaded.tokenizer.start_token_id)
-
-
-def _context(loaded: Checkpoint) -> int | None:
-    """The model's context where it has one."""
-    config = getattr(loaded.model, "config", None)
-    names = ("max_position_embeddings", "n_positions", "context_length")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    return document_batches(documents, seq_len=seq_len, batch_size=batch_size, prefix=loaded.tokenizer.start_token_id)
 
 
 @contextmanager
