@@ -41,6 +41,13 @@ __all__ = ["register"]
 
 _MOST_ROWS = 64
 _SEQ_LEN = 256
+_ESTIMATES = {
+    "taylor": "first-order estimate of Δ, nats/token",
+    "block_influence": "1 minus the mean cosine between the stream before and after the unit",
+    "angular_distance": "angle between them at the last token over π",
+    "relative_contribution": "norm of the unit's update over that of the stream before it",
+}
+_MOST_LISTED = 4
 
 
 def register(app: typer.Typer) -> None:
@@ -161,9 +168,11 @@ def layer_removal(
         units = removal_units(loaded.layout, unit, span)  # refused before any text is read
         indices = _indices(ranges, loaded.layout, unit)
         named = joint_unit(loaded.layout, unit, indices) if indices else None
+        may_go, notes = None, []
         if save is not None:
-            only = units[0] if len(units) == 1 else None  # a span of the whole model
-            check_pruning(loaded, named or only, save)
+            check_pruning(loaded, named, save)
+            if named is None:
+                may_go, notes = _savable(loaded, units)
         data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
         cheaply = streamed is not None  # what costs more reads is then left out unless it is asked for
         extras = {
@@ -194,18 +203,46 @@ def layer_removal(
 
             with _progress() as report:
                 result = measure_layer_removal(
-                    loaded.model, data, layout=loaded.layout, max_memory=memory, on_progress=report, **settings
+                    loaded.model,
+                    data,
+                    layout=loaded.layout,
+                    may_go=may_go,
+                    max_memory=memory,
+                    on_progress=report,
+                    **settings,
                 )
-        record = _record(result, loaded, text_name)
+        warnings = [*loaded.warnings, *notes, *result.warnings]
+        record = _record(result, loaded, text_name, warnings)
         if folder is not None:
             _write(folder, result, record, loaded)
-    for warning in [*loaded.warnings, *result.warnings]:
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
     if output is not None:
         print(f"wrote layer_removal.parquet, .json, .png, .svg to {output}", file=sys.stderr)
     if save is not None:
         _save(loaded, result, save)
+
+
+def _savable(loaded: Checkpoint, units: Sequence[Unit]) -> tuple[Callable[[Unit], bool], list[str]]:
+    """Which sets the model can be saved without, so that no other is measured together; and what stays whatever it costs.
+
+    Raises:
+        RemovalError: if there is none, before anything is measured.
+    """
+    from probes.pruning import refusal
+    from probes.removal_units import RemovalError
+
+    refused = {unit.name: reason for unit in units if (reason := refusal(loaded, unit)) is not None}
+    if len(refused) == len(units):
+        raise RemovalError(next(iter(refused.values())))
+    notes = [f"--save: {_listed(list(refused))} cannot go alone: {next(iter(refused.values()))}"] if refused else []
+    return (lambda unit: refusal(loaded, unit) is None), notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few names, or the first and the last of many and how many there are."""
+    return ", ".join(names) if len(names) <= _MOST_LISTED else f"{names[0]} to {names[-1]} ({len(names)} of them)"
 
 
 def _streamed(
@@ -300,14 +337,14 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def _record(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> dict[str, object]:
+def _record(result: LayerRemoval, loaded: Checkpoint, text_name: str, warnings: Sequence[str]) -> dict[str, object]:
     from probes.provenance import provenance
 
     return {
         "checkpoint": str(loaded.source),
         "tokenizer": loaded.tokenizer.name,
         "text": text_name,
-        "warnings": [*loaded.warnings, *result.warnings],
+        "warnings": list(warnings),
         **result.to_dict(),
         "provenance": provenance(),
     }
@@ -329,7 +366,7 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
 
 
 def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
-    from probes.cli._tables import render
+    from probes.cli._tables import legend, render
 
     shown = _shown(result.costs)
     columns = ["removed", "Δ_nats/token", "Δ_PPL", *(name for name in result.costs[0].estimates)]
@@ -343,7 +380,7 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
         "",
         *([f"{hidden} of {len(result.costs)} removals are not shown; --json and -o give all.", ""] if hidden else []),
         "Δ: without the unit minus with it, identity in its place (in a Post-LN unit the norm over the sum goes too).",
-        "taylor: first-order estimate, nats/token; the others compare the stream before and after the unit.",
+        *legend(_ESTIMATES, columns),
         f"Ranges are 0-based and half-open; modules of {result.costs[0].unit.name}: {_modules(result.costs[0].unit)}; "
         f"of {result.costs[-1].unit.name}: {_modules(result.costs[-1].unit)}.",
         *(f"Modules of {unit.name}: {_modules(unit)}." for unit in _sets(result)),
