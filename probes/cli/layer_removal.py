@@ -168,7 +168,8 @@ def layer_removal(
         units = removal_units(loaded.layout, unit, span)  # refused before any text is read
         indices = _indices(ranges, loaded.layout, unit)
         named = joint_unit(loaded.layout, unit, indices) if indices else None
-        may_go, notes = None, []
+        may_go: Callable[[Unit], bool] | None = None
+        notes: list[str] = []
         if save is not None:
             check_pruning(loaded, named, save)
             if named is None:
