@@ -155,7 +155,7 @@ def _hooks(model: nn.Module, ids_BT: Tensor) -> Pass:
 
 
 def _nnsight(model: nn.Module, ids_BT: Tensor) -> Pass:
-    from nnsight import NNsight  # type: ignore[import-not-found]  # not needed by the toolkit
+    from nnsight import NNsight
 
     traced: Any = NNsight(model)
     blocks = traced.model.layers
@@ -174,7 +174,7 @@ def _nnsight(model: nn.Module, ids_BT: Tensor) -> Pass:
 
 
 def _transformer_lens(model: nn.Module, ids_BT: Tensor) -> Pass:
-    from transformer_lens.model_bridge import TransformerBridge  # type: ignore[import-not-found]
+    from transformer_lens.model_bridge import TransformerBridge
 
     hugging_face: Any = model
     folder = hugging_face.config._name_or_path

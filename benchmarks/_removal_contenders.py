@@ -86,7 +86,7 @@ def _naive(model: Any, text: Text) -> Pass:
 
 @contextmanager
 def _identity(block: nn.Module) -> Iterator[None]:
-    block.forward = lambda hidden_states, **_: hidden_states  # type: ignore[method-assign]
+    block.forward = lambda hidden_states, **_: hidden_states
     try:
         yield
     finally:

@@ -37,7 +37,7 @@ from probes.sweep import Event, RunOptions, biggest_first, run_sweep
 from probes.sweep_folder import SweepFolder
 from probes.sweep_results import origins
 from probes.sweep_spec import Sweep, read_sweep
-from probes.trial import SweepError, Trial
+from probes.trial import SweepError, Trial, labels
 from probes.trial_folder import TrialFolder
 
 JUDGE_SHARE = 0.01
@@ -253,14 +253,15 @@ def measure(sweep: Sweep, runs: Path, jobs: int) -> tuple[list[TimedTrial], dict
     stops, whole = stopped_runs(sweep), to_the_end(sweep)
     run_sweep(whole, runs, RunOptions(jobs=jobs, job=JobOptions(threads=1)), on_event=_tell)
     folders = [SweepFolder(runs).folder(trial) for trial in biggest_first(whole.trials())]
-    broken = [folder.trial.label for folder in folders if folder.result is None]
+    named = labels(whole.trials())
+    broken = [named[folder.trial.key] for folder in folders if folder.result is None]
     if broken:
         raise SweepError(f"{len(broken)} trial(s) have no result, first: {broken[0]}; keel sweep status {runs} says why")
     return [time_trial(folder, may_stop=stops[folder.trial.config.key]) for folder in folders], origins(folders)
 
 
 def _tell(event: Event) -> None:
-    print(f"{event.folder.trial.label}: {event.what} {event.detail}".rstrip(), file=sys.stderr, flush=True)
+    print(f"{event.label}: {event.what} {event.detail}".rstrip(), file=sys.stderr, flush=True)
 
 
 def table(record: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ def _differences(name: str, options: argparse.Namespace, where: Sequence[str], e
     if not contender.installed:
         return f"{contender.package} is not installed"
     try:
-        found = _fresh(options, name, 1, "--compared", *where).values["losses"]
+        found: list[float] = _fresh(options, name, 1, "--compared", *where).values["losses"]
     except RuntimeError as error:
         if contender.package is None:
             raise

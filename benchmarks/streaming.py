@@ -70,7 +70,7 @@ def write_checkpoint(folder: Path, config: transformers.LlamaConfig) -> int:
         block = name.split(".")[2] if name.startswith("model.layers.") else "ends"
         shards.setdefault(block, []).append(name)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    where = {}
+    where: dict[str, str] = {}
     for i, names in enumerate(shards.values()):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         tensors = {n: torch.ones(shapes[n]) if len(shapes[n]) == 1 else torch.randn(shapes[n]) * _STD for n in names}
@@ -125,7 +125,9 @@ def block_seconds(config: transformers.LlamaConfig, dtype: torch.dtype, n_rows: 
     config._attn_implementation = "sdpa"  # as a whole model chooses it
     block = LlamaDecoderLayer(config, 0).to(dtype)
     for parameter in block.parameters():  # a gradient is let go at once, as the probe does: memory is not what is measured
-        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda p: setattr(p, "grad", None)
+        )
     stream = torch.randn(n_rows, n_tokens, config.hidden_size, dtype=dtype, requires_grad=backward)
     positions = torch.arange(n_tokens)[None]
     rotary = LlamaRotaryEmbedding(config)(stream, positions)
@@ -195,7 +197,8 @@ def watched(folder: Path, name: str, dtype: str, n_tokens: int, span: int, *, ke
     out = process.stdout.read()
     if process.returncode:
         raise SystemExit(f"the {name} probe ended with {process.returncode}")
-    return json.loads(out.splitlines()[-1]) | {"peak_anonymous": peak}
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found | {"peak_anonymous": peak}
 
 
 def _anonymous(pid: int) -> int:

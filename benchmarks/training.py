@@ -45,7 +45,7 @@ def bare_step(config: TrainingConfig, corpus: Corpus) -> Callable[[], None]:
     windows = corpus.batch(seed=0, step=1, n_windows=config.batch_size, seq_len=config.seq_len)
 
     def step() -> None:
-        model.loss(windows[:, :-1], windows[:, 1:]).backward()
+        model.loss(windows[:, :-1], windows[:, 1:]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 

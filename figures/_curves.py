@@ -148,13 +148,18 @@ def mark_entropy(axes: Axes, frame: pd.DataFrame, *, outside: bool = False, name
     axes.annotate("unigram entropy", (1.0, level), (-1, 1.5), ha="right", va="bottom", bbox=box, zorder=5, **words)
 
 
+_SETTING = ("scheme", "n_sublayers", "width", "peak_lr", "steps")
+"""What runs that are repeated over seeds have in common."""
+
+
 def size_words(frame: pd.DataFrame) -> str:
     """Size, batch, seeds and device of all runs, for the caption; depths and widths that differ are listed."""
-    first = frame.iloc[0]
-    seeds = frame["seed"].nunique()
+    counts = frame.groupby([name for name in _SETTING if name in frame.columns])["seed"].nunique()
+    fewest, most = int(counts.min()), int(counts.max())
+    seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
     return (
-        f"{_list(frame['n_sublayers'])} sub-layers, width {_list(frame['width'])}; {first['tokens_per_step']} tokens (bytes) "
-        f"per step; n = {seeds} seed{'s' if seeds > 1 else ''} each; {_list(frame['device'])}"
+        f"{_list(frame['n_sublayers'])} sub-layers, width {_list(frame['width'])}; {_list(frame['tokens_per_step'])} tokens "
+        f"(bytes) per step; n = {seeds} seed{'s' if most > 1 else ''} each; {_list(frame['device'])}"
     )
 
 

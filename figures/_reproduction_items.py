@@ -300,6 +300,7 @@ FIGURES = (
         full_size=_paper_width,
         smaller="in runs of width {width} instead of 1,024, of {steps} steps instead of ramps of 5,000",
         rule_changed="the plain trainings were added to the candidates for degradation after no ramp had shown it",
+        groups=("run", "steps"),
     ),
     Figure(
         place="Figure 4",
@@ -318,6 +319,7 @@ FIGURES = (
         smaller=f"{_TRAINED}, with the tokens named",
         rule_changed="the start is what lies before the first crossing, no longer the first tenth; the direction needs every "
         "seed, no longer the median",
+        groups=("role",),
     ),
     Figure(
         place="Figure 6",
@@ -353,6 +355,7 @@ FIGURES = (
         ours=_shapes,
         full_size=_paper_width,
         smaller=_TRAINED,
+        groups=("n_sublayers",),
         untested="scores",
         rule_changed=_COMPARABLE,
     ),
@@ -390,6 +393,7 @@ _TABLE_1 = Figure(
     smaller="at width {width} instead of 1,024, over ramps of {steps} steps instead of 5,000, at {n_sublayers} sub-layers",
     rule_changed="the direction asks that Keel be level with Pre-LN at every depth, and a pair is told apart only where "
     "every ramp agrees, by more than three of its steps",
+    groups=("n_sublayers",),
 )
 
 

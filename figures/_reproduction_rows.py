@@ -310,6 +310,7 @@ class Figure:
         untested: parts of what the paper shows that no finding tests; with some, not every part holds.
         smaller: how ours differs in size or protocol; names of :data:`SIZES` in braces become the frame's values.
         published: why nothing can be measured, for figures of published numbers.
+        groups: columns by which runs differ in their seeds or sizes, if they do; both are then told group by group.
     """
 
     place: str
@@ -321,6 +322,7 @@ class Figure:
     rule_changed: str = ""
     untested: str = ""
     published: str = ""
+    groups: tuple[str, ...] = ()
 
 
 def figure_row(item: Figure, sources: Sources) -> Row:
@@ -341,8 +343,8 @@ def figure_row(item: Figure, sources: Sources) -> Row:
         item=_linked(item.place, item.figure, drawn=stored is not None),
         paper=item.paper if isinstance(item.paper, str) else item.paper(sources),
         ours=_NONE if finding is None else item.ours(readable(finding)),
-        size=_NONE if stored is None or item.published else _size_words(stored.frame),
-        seeds=_NONE if stored is None else _seed_words(stored.frame),
+        size=_NONE if stored is None or item.published else _size_words(stored.frame, item.groups),
+        seeds=_NONE if stored is None else _seed_words(stored.frame, item.groups),
         device=_NONE if stored is None or item.published else str(stored.about["device"]),
         command=f"`keel figures {item.figure} --recompute`",
         status=status,
@@ -399,22 +401,58 @@ SIZES = {
 }
 
 
-def _size_words(frame: pd.DataFrame) -> str:
-    """Depths, widths, steps and tokens that a frame has."""
+def _size_words(frame: pd.DataFrame, groups: Sequence[str] = ()) -> str:
+    """Depths, widths, steps and tokens that a frame has: what all groups share, then what each has of its own."""
     if "batch_size" in frame.columns and "seq_len" in frame.columns and "tokens_per_step" not in frame.columns:
         frame = frame.assign(tokens_per_step=frame["batch_size"] * frame["seq_len"])
     names = [name for name in SIZES if name in frame.columns and not (name == "n_blocks" and "width" in frame.columns)]
-    words = [SIZES[name].format(_values(frame, name)) for name in names]
+    parts = _grouped(frame, groups)
+    own = [n for n in names if n not in groups and len({_values(rows, n) for rows in parts.values()}) > 1]
+    words = [SIZES[n].format(_values(frame, n)) for n in names if n not in own and not (own and n in groups)]
     checkpoints = [str(value) for value in frame["checkpoint"].unique()] if "checkpoint" in frame.columns else []
-    return ", ".join([*checkpoints, *words]) or _NONE
+    each = [f"{name}: {', '.join(_own_words(rows, frame, own))}" for name, rows in parts.items()] if own else []
+    return "; ".join(filter(None, (", ".join([*checkpoints, *words]), *each))) or _NONE
+
+
+def _own_words(rows: pd.DataFrame, frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """What one group has of its own; a smaller batch than the largest is said to be one."""
+    words = [SIZES[name].format(_values(rows, name)) for name in names]
+    if "tokens_per_step" in names:
+        share, rest = divmod(int(frame["tokens_per_step"].max()), int(rows["tokens_per_step"].max()))
+        if share > 1 and not rest:
+            words.append(f"{'half' if share == 2 else f'1/{share} of'} the batch")
+    return words
 
 
 def _values(frame: pd.DataFrame, name: str) -> str:
     return " and ".join(f"{value:,}" for value in sorted(frame[name].unique()))
 
 
-def _seed_words(frame: pd.DataFrame) -> str:
-    return ", ".join(str(seed) for seed in sorted(frame["seed"].unique())) if "seed" in frame.columns else _NONE
+def _seed_words(frame: pd.DataFrame, groups: Sequence[str] = ()) -> str:
+    """The seeds, of each group where they differ."""
+    if "seed" not in frame.columns:
+        return _NONE
+    seeds = {name: ", ".join(map(str, sorted(rows["seed"].unique()))) for name, rows in _grouped(frame, groups).items()}
+    distinct = set(seeds.values())
+    return distinct.pop() if len(distinct) == 1 else "; ".join(f"{name}: {words}" for name, words in seeds.items())
+
+
+_GROUP_WORDS = {"ramp": "ramps", "plain": "plain trainings", "budget": "budgets"}
+
+
+def _grouped(frame: pd.DataFrame, groups: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The frame's parts by the name of each; one without a name where nothing tells them apart."""
+    if not groups:
+        return {"": frame}
+    found = {}
+    for values, rows in frame.groupby(list(groups)):
+        words = (_group_word(name, value) for name, value in zip(groups, values, strict=True))
+        found[", ".join(words)] = rows
+    return found
+
+
+def _group_word(name: str, value: object) -> str:
+    return SIZES[name].format(f"{value:,}") if name in SIZES else _GROUP_WORDS.get(str(value), str(value))
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------

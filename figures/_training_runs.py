@@ -25,7 +25,7 @@ from probes.errors import KeelError
 from probes.sweep import Event, RunOptions, run_sweep
 from probes.sweep_folder import SweepFolder
 from probes.sweep_spec import Sweep, sweep_from_dict
-from probes.trial import Trial, predicted_flops
+from probes.trial import Trial, labels, predicted_flops
 from probes.trial_folder import TrialFolder
 
 if TYPE_CHECKING:
@@ -136,14 +136,17 @@ def _executor(trials: Sequence[Trial]) -> str:
 
 
 def _tell(event: Event) -> None:
-    print(f"  {event.folder.trial.label}: {event.what} {event.detail}".rstrip(), file=sys.stderr, flush=True)
+    print(f"  {event.label}: {event.what} {event.detail}".rstrip(), file=sys.stderr, flush=True)
 
 
 def _check(folders: Sequence[TrialFolder]) -> None:
+    named = labels([place.trial for place in folders])
     for place in folders:
         if place.result is None:
             failure = place.failure or {}
-            raise FigureRunError(f"{place.trial.label} broke: {failure.get('error', 'no result')}; its files: {place.path}")
+            raise FigureRunError(
+                f"{named[place.trial.key]} broke: {failure.get('error', 'no result')}; its files: {place.path}"
+            )
 
 
 def run_columns(place: TrialFolder) -> dict[str, Any]:

@@ -43,6 +43,8 @@ __all__ = ["NAME", "SETTINGS", "compute", "draw", "finding", "main"]
 NAME = "fig7_open_models"
 UNTRAINED = "untrained"
 """Stands for a small untrained model, so that everything can be tried without a checkpoint."""
+SCHEMA_VERSION = 2
+"""2: with ``text``."""
 _COLORS = ("#333333", "#0077bb", "#ee7733", "#009988")
 _MARKERS = ("^", "o", "s", "D")
 
@@ -89,18 +91,23 @@ def compute(
         device: where to compute.
 
     Returns:
-        As :func:`figures._removal.removal_frame`, with ``checkpoint``.
+        As :func:`figures._removal.removal_frame`, with ``checkpoint`` and ``text``, where the text is from.
     """
     import pandas as pd
     import torch
 
+    from probes.device import resolve_device
+    from probes.text import read_text
+
+    place = resolve_device(device)
+    content, name = read_text(text)
     chosen = None if dtype is None else getattr(torch, dtype)
     parts = []
     for checkpoint in checkpoints:
         with _located(checkpoint) as source:
-            result = _measure(source, text, n_tokens, seq_len, batch_size, unit, chosen, torch.device(device))
+            result = _measure(source, (content, name), n_tokens, seq_len, batch_size, unit, chosen, place)
         parts.append(removal_frame(result, checkpoint=checkpoint, n_parameters=result.n_parameters))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True).assign(text=name if text in (None, "-") else Path(name).name)
 
 
 @contextmanager
@@ -120,7 +127,7 @@ def _located(checkpoint: str) -> Iterator[str]:
 
 def _measure(
     source: str,
-    text: str | None,
+    text: tuple[str, str],
     n_tokens: int,
     seq_len: int,
     batch_size: int,
@@ -134,9 +141,9 @@ def _measure(
     from probes.streaming.choice import checkpoint_fit
     from probes.streaming.model import open_streamed
     from probes.streaming.removal import measure_streamed_layer_removal
-    from probes.text import checkpoint_batches, read_text
+    from probes.text import checkpoint_batches
 
-    content, name = read_text(text)
+    content, name = text
     words: dict[str, Any] = {"n_tokens": n_tokens, "seq_len": seq_len, "batch_size": batch_size, "source": name}
     if checkpoint_fit(source, dtype=dtype, device=device).fits:
         loaded = load_checkpoint(source, dtype=dtype, device=device)
@@ -226,8 +233,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         hollow = "hollow, on the edge: not above 0; " if (units["value"] <= 0).any() else ""
         caption(
             figure,
-            f"{'; '.join(words)}. n = {first['n_predictions']:,} predicted tokens, bars: 95 % over {first['samples']}; "
-            f"{hollow}{first['dtype']} on {first['device']}. Paper: Qwen2.5-72B and LLaMA-3.3-70B, "
+            f"{'; '.join(words)}. n = {first['n_predictions']:,} predicted tokens of {first['text']}, bars: 95 % over "
+            f"{first['samples']}; {hollow}{first['dtype']} on {first['device']}. Paper: Qwen2.5-72B and LLaMA-3.3-70B, "
             "80 blocks each; it gives the perplexity without a block, not its rise.",
         )
     return figure

@@ -89,7 +89,7 @@ def render(path: Path) -> Page:
     Raises:
         RenderError: if a cell fails.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         notebook, timeout=_TIMEOUT, store_widget_state=False, resources={"metadata": {"path": str(path.parent)}}
     )
@@ -99,7 +99,8 @@ def render(path: Path) -> Page:
         raise RenderError(f"{path.name}: {error.ename}: {error.evalue}") from error
     config = Config({"NbConvertBase": {"display_data_priority": _RICHEST_FIRST}})
     title, summary = _words(notebook)
-    body, _ = HTMLExporter(config=config).from_notebook_node(notebook, resources={"metadata": {"name": title}})
+    exporter = HTMLExporter(config=config)  # type: ignore[no-untyped-call]
+    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title}})
     return Page(path.stem, title, summary, _LINK.sub(r'href="\1.html"', body))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 
+from probes.device import resolve_device
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
 from probes.gguf_file import GgufFile, read_gguf
@@ -107,11 +108,13 @@ def load_checkpoint(
     Raises:
         CheckpointError: if files are missing, damaged, pickled or quantised; the message names the file and the tensor.
         UnsupportedModelError: if the residual stream of this family cannot be found; the message names the family.
+        DeviceError: if this machine does not have the device.
     """
     if device_map is not None:
         return read_checkpoint(source, _placing(device_map), dtype=dtype)
+    place = resolve_device(device)
     checkpoint = read_checkpoint(source, Loaders(), dtype=dtype)
-    checkpoint.model.to(device)
+    checkpoint.model.to(place)
     return checkpoint
 
 

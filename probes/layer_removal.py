@@ -70,6 +70,7 @@ def measure_layer_removal(
     estimates: bool = True,
     taylor: bool = True,
     joint: bool = True,
+    may_go: Callable[[Unit], bool] | None = None,
     max_memory: int | None = None,
     spill_folder: Path | None = None,
     tokens_per_call: int | None = None,
@@ -98,6 +99,8 @@ def measure_layer_removal(
         taylor: whether the first-order estimate is among them, which needs one more forward and one backward pass; the
             others are gathered on the way.
         joint: whether to measure how many of the cheap units can go together (one more pass with those alone).
+        may_go: whether a set is wanted among those removed together; a cheap unit that would make it one that is not stays, and
+            the next cheapest is tried. All are by default.
         max_memory: bytes that the variants' streams may take in memory; beyond that they go to disk.
         spill_folder: where.
         tokens_per_call: tokens that go through a block at once.
@@ -164,7 +167,7 @@ def measure_layer_removal(
             )
         costs = _costs((*units, *named), differences, cheap_numbers)
         together: tuple[UnitCost, ...] = ()
-        nested = _nested(layout, kind, cheap_units(costs[: len(units)], threshold)) if joint else ()
+        nested = _nested(layout, kind, cheap_units(costs[: len(units)], threshold), may_go) if joint else ()
         if nested:
             kept = replace(limits, keeper=joint_keeper)
             sums = _summed_losses(runner, data, samples, nested, kept, partial(report, "together"))
@@ -307,16 +310,20 @@ def _costs(units: Sequence[Unit], differences: LossDifferences, estimates: Remov
     )
 
 
-def _nested(layout: ResidualLayout, kind: UnitKind, cheap: Sequence[UnitCost]) -> tuple[Unit, ...]:
+def _nested(
+    layout: ResidualLayout, kind: UnitKind, cheap: Sequence[UnitCost], may_go: Callable[[Unit], bool] | None
+) -> tuple[Unit, ...]:
     """The cheapest unit, the cheapest two, and so on; growing sets of steps, up to the last that leaves something."""
     steps: set[int] = set()
     nested = []
     for cost in cheap:
-        steps |= set(range(cost.unit.start, cost.unit.stop))
-        together = joint_unit(layout, kind, sorted(steps))
+        grown = steps | set(range(cost.unit.start, cost.unit.stop))
+        together = joint_unit(layout, kind, sorted(grown))
         if len(together.sublayers) == len(layout.sublayers):
             break
-        nested.append(together)
+        if may_go is None or may_go(together):
+            steps = grown
+            nested.append(together)
     return tuple(nested)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
+from probes.placement import check_placement
 from probes.weight_files import WeightFiles
 
 __all__ = [
@@ -120,13 +121,15 @@ def load_safetensors(
         The model; tensors that it does not use are a warning.
 
     Raises:
-        CheckpointError: if a parameter has no tensor, or one of another shape.
+        CheckpointError: if a parameter has no tensor, or one of another shape, or the table of devices is not of this model.
         UnsupportedModelError: if ``transformers`` has no language model of this family.
     """
     config = folder_config(folder)
     attention = drop_unavailable_attention(config)
     model_class = language_model_class(config)
     check_fits(folder, config, model_class, files)
+    if isinstance(device_map, dict):
+        check_placement(device_map, _skeleton(f"config.json in {folder}", config, model_class))
     with contextlib.ExitStack() as stack:
         tensors = {
             name: tensor for path in files.files for name, tensor in _tensors(stack, path) if files.tensors[name].file == path

@@ -30,7 +30,7 @@ from probes.preserve import preserved
 from probes.removal_units import RemovalError, Unit
 from probes.saving import save_model
 
-__all__ = ["check_pruning", "prune_transformer", "pruned", "save_pruned"]
+__all__ = ["check_pruning", "prune_transformer", "pruned", "refusal", "save_pruned"]
 
 _N_CHECKED = 16
 _INDEX_LISTS = ("mlp_only_layers", "moe_layers")
@@ -84,11 +84,33 @@ def check_pruning(checkpoint: Checkpoint, removed: Unit | None, folder: Path) ->
             another update at its new place.
         OutputError: if the folder is not empty, or cannot be made.
     """
-    layout = checkpoint.layout
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"'{folder}' exists and is not empty; name a new folder for the pruned model")
     _check_writable(folder)
-    gone = frozenset(() if removed is None else removed.sublayers)
+    reason = None if removed is None else refusal(checkpoint, removed)
+    if reason is not None:
+        raise RemovalError(reason)
+
+
+def refusal(checkpoint: Checkpoint, removed: Unit) -> str | None:
+    """Why a model cannot be saved without a unit, as far as that is known without writing it.
+
+    Args:
+        checkpoint: the full model.
+        removed: what is to go.
+
+    Returns:
+        The reason in a sentence, or None where nothing speaks against it.
+    """
+    try:
+        _check_removal(checkpoint, removed)
+    except RemovalError as error:
+        return str(error)
+    return None
+
+
+def _check_removal(checkpoint: Checkpoint, removed: Unit) -> None:
+    layout, gone = checkpoint.layout, frozenset(removed.sublayers)
     blocks = {layout.sublayers[i].block for i in gone}
     partial = sorted(s.block for i, s in enumerate(layout.sublayers) if s.block in blocks and i not in gone)
     if partial:

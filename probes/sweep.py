@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from probes.corpus import check_sources
 from probes.errors import Interrupted
 from probes.executors import Executor, ExecutorName, Job, JobOptions, RunningElsewhere, make_executor, slurm_jobs_alive
 from probes.sweep_folder import SweepFolder
 from probes.sweep_spec import Sweep
-from probes.trial import SweepError, Trial, predicted_flops, predicted_memory
+from probes.trial import SweepError, Trial, labels, predicted_flops, predicted_memory
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import TrialJob
 
@@ -126,11 +126,13 @@ class Event:
 
     Attributes:
         folder: of the trial.
+        label: of the trial among those of its sweep.
         what: ``started``, ``resumed``, ``waiting for another process``, ``finished``, ``failed``, ``interrupted``.
         detail: in words.
     """
 
     folder: TrialFolder
+    label: str
     what: str
     detail: str = ""
 
@@ -181,10 +183,22 @@ def run_sweep(
     executor = make_executor(options.executor, folder.jobs_path, options.job)
     with folder.owned():
         folder.catch_up(folders)
-        scheduler = _Scheduler(folder, executor, options, on_event or (lambda event: None))
+        named = labels(trials)
+
+        def tell(place: TrialFolder, what: str, detail: str = "") -> None:
+            if on_event is not None:
+                on_event(Event(folder=place, label=named[place.trial.key], what=what, detail=detail))
+
+        scheduler = _Scheduler(folder, executor, options, tell)
         with _stop_asked() as asked:
             scheduler.run([place for place in folders if place.result is None], asked, lambda: folder.write(sweep.name, trials))
         return dict(folder.counts(folders))
+
+
+class _Tell(Protocol):
+    """Say what happens to a trial."""
+
+    def __call__(self, place: TrialFolder, what: str, detail: str = "") -> None: ...
 
 
 @dataclass(slots=True)
@@ -199,7 +213,7 @@ class _Running:
 class _Scheduler:
     """Trials that wait, and trials that run."""
 
-    def __init__(self, sweep: SweepFolder, executor: Executor, options: RunOptions, tell: Callable[[Event], object]) -> None:
+    def __init__(self, sweep: SweepFolder, executor: Executor, options: RunOptions, tell: _Tell) -> None:
         self.sweep, self.executor, self.options, self.tell = sweep, executor, options, tell
         self.slots = _Slots(options, local=executor.name != "slurm", debug=executor.name == "debug")
         self.waiting: list[TrialFolder] = []
@@ -239,7 +253,7 @@ class _Scheduler:
             if in_queue or place.running:
                 job_id = (job or place.job or {}).get("job_id", "unknown")
                 self._take(place, RunningElsewhere(place, job_id, in_queue), None, _attempts(place))
-                self.tell(Event(folder=place, what="waiting for another process", detail=f"job {job_id}"))
+                self.tell(place, "waiting for another process", f"job {job_id}")
 
     def _start_first(self) -> None:
         """One job, unless one runs already; where it is refused, no trace of the attempt stays.
@@ -286,7 +300,7 @@ class _Scheduler:
         job = self.executor.submit(work, memory=memory, gpu=gpu)
         self._take(place, job, gpu, attempts)
         place.write_job(self.executor.name, job.job_id)
-        self.tell(Event(folder=place, what="resumed" if steps else "started", detail=f"after step {steps}" if steps else ""))
+        self.tell(place, "resumed" if steps else "started", f"after step {steps}" if steps else "")
 
     def _take(self, place: TrialFolder, job: Job, gpu: str | None, attempts: int) -> None:
         self.waiting.remove(place)
@@ -304,12 +318,12 @@ class _Scheduler:
         result = place.result
         if result is not None:
             self.sweep.catch_up([place])
-            self.tell(Event(folder=place, what="finished", detail=verdict(result)))
+            self.tell(place, "finished", verdict(result))
             return
         failure = place.failure
         told = failure is not None and failure["attempts"] > each.attempts_before
         if not told and (place.interrupted or isinstance(each.job, RunningElsewhere)):
-            self.tell(Event(folder=place, what="interrupted", detail=f"at step {place.steps_done}, its state is saved"))
+            self.tell(place, "interrupted", f"at step {place.steps_done}, its state is saved")
             self.waiting.append(place)
             return
         if not told:
@@ -320,7 +334,7 @@ class _Scheduler:
 
     def _failed(self, place: TrialFolder, failure: dict[str, Any]) -> None:
         self.sweep.note({"key": place.trial.key, "state": TrialState.FAILED.value, "failure": failure})
-        self.tell(Event(folder=place, what="failed", detail=f"attempt {failure['attempts']}: {failure['error']}"))
+        self.tell(place, "failed", f"attempt {failure['attempts']}: {failure['error']}")
         tries = self.broken[place.trial.key] = self.broken.get(place.trial.key, 0) + 1
         if tries <= self.options.retries and not failure["user_error"]:
             self.waiting.append(place)

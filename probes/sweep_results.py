@@ -2,16 +2,15 @@ r"""What a sweep has found, as one tidy frame: a row per trial and criterion; an
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from probes.sweep_folder import SweepFolder
-from probes.trial import SweepError, Trial, setting_name, setting_text
+from probes.trial import SweepError, Trial, distinguishing, labels, setting_name, setting_text
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import judge_records
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from probes.judgement import Judgement
     from probes.run_folder import StepRecord
 
-__all__ = ["COLUMNS", "Judged", "distinguishing", "judge_again", "origins", "results_frame", "seed_table", "status_rows"]
+__all__ = ["COLUMNS", "Judged", "judge_again", "origins", "results_frame", "seed_table", "status_rows"]
 
 COLUMNS = (
     "trial",
@@ -62,7 +61,6 @@ certain, all of it where it never was. Losses are nats per token, ``peak_memory`
 
 _SHOWN = ("kind", "model.scheme", "model.n_blocks", "model.width", "peak_lr", "steps", "batch_size", "seq_len")
 """Fields that always have a column."""
-_SHAPE = ("model.scheme", "model.n_blocks", "model.width", "peak_lr", "steps")
 _INTEGERS = ("onset_step", "steps_done", "judged_steps", "peak_memory")
 
 
@@ -95,7 +93,7 @@ def results_frame(folders: Iterable[TrialFolder], judgements: Mapping[str, Judge
 
     judgements = judgements or {}
     finished = [(folder.trial, result) for folder in folders if (result := folder.result) is not None]
-    further = distinguishing([trial for trial, _ in finished])
+    further = distinguishing([trial for trial, _ in finished], _SHOWN)
     rows = [
         row | {name: setting_text(trial.settings[name]) for name in further}
         for trial, result in finished
@@ -103,26 +101,6 @@ def results_frame(folders: Iterable[TrialFolder], judgements: Mapping[str, Judge
     ]
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *further])
     return frame.astype({**dict.fromkeys(_INTEGERS, "Int64"), "lower_bound": "boolean"})
-
-
-def distinguishing(trials: Sequence[Trial], shown: Collection[str] = _SHOWN) -> tuple[str, ...]:
-    """Fields in which trials differ that are alike in all that is shown of them anyway.
-
-    Args:
-        trials: any.
-        shown: dotted names of the fields that are shown.
-
-    Returns:
-        Dotted names, in the order of the configuration.
-    """
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for trial in trials:
-        settings = trial.settings
-        alike.setdefault(json.dumps([settings[name] for name in shown]), []).append(settings)
-    differing = {
-        name for group in alike.values() for settings in group for name in settings if settings[name] != group[0][name]
-    }
-    return tuple(name for trial in trials[:1] for name in trial.settings if name in differing)
 
 
 def _judged_anew(result: dict[str, Any], anew: Judged | None) -> dict[str, Any]:
@@ -204,6 +182,8 @@ def judge_again(folders: Sequence[TrialFolder], *, reference: str | None = None)
 
 
 def _reference(trial: Trial, scheme: str, finished: Iterable[TrialFolder]) -> Sequence[StepRecord]:
+    finished = list(finished)
+    named = labels([trial, *(place.trial for place in finished)])
     places = [
         place
         for place in finished
@@ -211,17 +191,17 @@ def _reference(trial: Trial, scheme: str, finished: Iterable[TrialFolder]) -> Se
         and set(trial.config.differences(place.trial.config.to_dict())) <= {"model.scheme", "model.scheme_parameters"}
     ]
     if not places:
-        raise SweepError(f"no finished trial of scheme '{scheme}' is a reference for {trial.label}")
+        raise SweepError(f"no finished trial of scheme '{scheme}' is a reference for {named[trial.key]}")
     if len({place.trial.config for place in places}) > 1:
-        several = "; ".join(f"{place.trial.key} ({place.trial.label})" for place in places)
+        several = "; ".join(f"{place.trial.key} ({named[place.trial.key]})" for place in places)
         raise SweepError(
-            f"several trials of scheme '{scheme}' could be the reference for {trial.label}: {several}; keep one of them"
+            f"several trials of scheme '{scheme}' could be the reference for {named[trial.key]}: {several}; keep one of them"
         )
     longest = max(places, key=lambda place: len(place.records()))  # of one run, with and without an early stop
     records = longest.records()
     if len(records) < trial.config.steps:
         raise SweepError(
-            f"reference {longest.trial.label} ends at step {len(records)}; a reference is trained to the end "
+            f"reference {named[longest.trial.key]} ends at step {len(records)}; a reference is trained to the end "
             "(early_stop = false)"
         )
     return records
@@ -306,7 +286,7 @@ def status_rows(sweep: SweepFolder) -> list[dict[str, Any]]:
 
     rows = []
     places = sweep.read()[1]
-    further = distinguishing([place.trial for place in places], _SHAPE)
+    further = distinguishing([place.trial for place in places])
     for place in places:
         state, result, failure = place.state, place.result, place.failure
         words = verdict(result) if result is not None else ""

@@ -25,6 +25,7 @@ __all__ = [
     "default_text",
     "masked_batches",
     "read_text",
+    "sequence_length",
 ]
 
 IGNORED = -100
@@ -213,7 +214,7 @@ def checkpoint_batches(
     Raises:
         TextError: if the text is too short, a token is outside the model's vocabulary, or seq_len exceeds the context.
     """
-    length = _sequence_length(checkpoint, seq_len)
+    length = sequence_length(checkpoint, seq_len)
     tokenizer = checkpoint.tokenizer
     ids = tokenizer.encode(text)
     if len(ids) < 2:
@@ -232,14 +233,30 @@ def checkpoint_batches(
     return [batch for batch in batches if batch.inputs.shape[1] == longest]
 
 
-def _sequence_length(checkpoint: Checkpoint, seq_len: int | None) -> int:
+def sequence_length(checkpoint: Checkpoint, seq_len: int | None, *, default: int = _SEQ_LEN) -> int:
+    """How long the sequences that a checkpoint reads shall be.
+
+    Args:
+        checkpoint: the model.
+        seq_len: tokens per sequence as asked for, or None.
+        default: where it is None, unless the model's context is shorter.
+
+    Returns:
+        Tokens per sequence.
+
+    Raises:
+        TextError: if what is asked for exceeds the context; the message says both.
+    """
     config = getattr(checkpoint.model, "config", None)
     limits = [getattr(config, name, None) for name in _CONTEXT_FIELDS]
     context = next((limit for limit in limits if isinstance(limit, int)), None)
     if seq_len is None:
-        return _SEQ_LEN if context is None else min(_SEQ_LEN, context)
+        return default if context is None else min(default, context)
     if context is not None and seq_len > context:
-        raise TextError(f"sequences of {seq_len} tokens are longer than the context of {checkpoint.source}, {context} tokens")
+        raise TextError(
+            f"sequences of {seq_len} tokens are longer than the context of {checkpoint.source}, {context} tokens; a seq_len of "
+            f"at most {context} works"
+        )
     return seq_len
 
 

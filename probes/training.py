@@ -27,6 +27,7 @@ from keel_theory.spec import ProfileKind
 from probes.activation_checkpointing import activation_checkpointing
 from probes.admin_profile import profile_admin
 from probes.corpus import Corpus, CorpusConfig, build_corpus
+from probes.device import resolve_device
 from probes.dynamics import COLUMNS, gradient_profile, join_profiles, merge_profiles, read_profiles, updates, write_profile
 from probes.errors import CheckpointError, Interrupted, TextError
 from probes.model import Transformer, residual_layout
@@ -51,7 +52,6 @@ __all__ = [
     "TrainingResult",
     "check_run",
     "evenly_spaced",
-    "resolve_device",
     "stored_tokenizer",
     "train",
 ]
@@ -161,21 +161,6 @@ def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        TrainingConfigError: if this machine does not have it.
-    """
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).cpu()  # there and back: some devices hold shapes and no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise TrainingConfigError(f"device '{name}' cannot be used: {reason}; 'cpu' always works") from error
-    return device
-
-
 def check_run(config: TrainingConfig, corpus: Corpus) -> torch.device:
     """Refuse a run that cannot begin, before anything of it is made.
 
@@ -195,7 +180,7 @@ def check_run(config: TrainingConfig, corpus: Corpus) -> torch.device:
         raise TrainingConfigError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {corpus.vocab_size} tokens"
         )
-    return resolve_device(config.device)
+    return resolve_device(config.device, error=TrainingConfigError)
 
 
 class Trainer:

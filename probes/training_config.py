@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
-
 from probes.config import ModelConfig
 from probes.corpus import CorpusConfig
+from probes.device import named_device
 from probes.errors import KeelError
 
 __all__ = ["SHORTEST_RAMP", "Schedule", "TrainingConfig", "TrainingConfigError", "evenly_spaced", "proportions"]
@@ -261,12 +260,7 @@ def _check_parts(config: TrainingConfig) -> None:
         raise TrainingConfigError(f"activation_checkpointing must be true or false, got {config.activation_checkpointing!r}")
     if not isinstance(config.device, str):
         raise TrainingConfigError(f"device must be a name such as 'cpu', got {config.device!r}")
-    try:
-        torch.device(config.device)
-    except RuntimeError as error:
-        raise TrainingConfigError(
-            f"device '{config.device}' cannot be used: {str(error).splitlines()[0]}; 'cpu' always works"
-        ) from error
+    named_device(config.device, error=TrainingConfigError)
 
 
 def _is_integer(value: object) -> bool:

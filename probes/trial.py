@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from probes.config import ModelConfig, count_parameters, estimate_memory
+from probes.config import count_parameters, estimate_memory
 from probes.errors import KeelError
-from probes.training_config import SHORTEST_RAMP, TrainingConfig, proportions
+from probes.training_config import TrainingConfig
 
-__all__ = ["SweepError", "Trial", "TrialKind", "predicted_flops", "predicted_memory", "setting_name", "setting_text"]
+__all__ = [
+    "LABELLED",
+    "SweepError",
+    "Trial",
+    "TrialKind",
+    "distinguishing",
+    "labels",
+    "predicted_flops",
+    "predicted_memory",
+    "setting_name",
+    "setting_text",
+]
 
 TrialKind: TypeAlias = Literal["stress", "train"]
 
+LABELLED = ("model.scheme", "model.n_blocks", "model.width", "peak_lr", "steps")
+"""Fields that every label names, beside the seed."""
 _PROCESS_BYTES = 500_000_000  # interpreter, torch and a text of 13 MB, measured
 
 
@@ -78,31 +91,24 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """For people: ``keel, 64 sub-layers of width 64, peak 0.05 in 600 steps, batch_size 4, seed 0``.
+        """For people: ``keel, 8 sub-layers of width 64, peak 0.05 in 600 steps, seed 0``; see :func:`labels` for several."""
+        return self.label_with(())
 
-        Named is every field that is not what a sweep has without being told, so that no two trials of a sweep are alike in it.
+    def label_with(self, names: Iterable[str]) -> str:
+        """The label with these settings besides.
+
+        Args:
+            names: dotted, of :attr:`settings`.
+
+        Example:
+            >>> Trial(config=TrainingConfig()).label_with(["batch_size"])
+            'keel, 8 sub-layers of width 64, peak 0.05 in 600 steps, batch_size 8, seed 0'
         """
-        model = self.config.model
+        config, model, settings = self.config, self.config.model, self.settings
         size = f"{model.scheme}, {model.n_sublayers} sub-layers of width {model.width}"
-        plain = self._plain().settings | {"steps": self.config.steps}
-        others = [
-            f"{setting_name(name)} {setting_text(value)}" for name, value in self.settings.items() if value != plain[name]
-        ]
-        ramp = f"peak {self.config.peak_lr:g} in {self.config.steps} steps"
-        return ", ".join([size, ramp, *others, f"seed {self.config.seed}"])
-
-    def _plain(self) -> Trial:
-        """What a sweep makes of scheme, shape and ramp alone."""
-        config, model = self.config, self.config.model
-        plain = ModelConfig(
-            scheme=model.scheme,
-            n_blocks=model.n_blocks,
-            context_length=config.seq_len,
-            **proportions(model.width),
-        )
-        steps = max(config.steps, SHORTEST_RAMP)  # a plain training may be shorter than any ramp
-        ramp = TrainingConfig(model=plain, peak_lr=config.peak_lr, steps=steps, validation_tokens=0)
-        return Trial(config=ramp)
+        ramp = f"peak {config.peak_lr:g} in {config.steps} steps"
+        others = [f"{setting_name(name)} {setting_text(settings[name])}" for name in names]
+        return ", ".join([size, ramp, *others, f"seed {config.seed}"])
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
@@ -112,6 +118,44 @@ class Trial:
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
         """The trial whose :meth:`to_dict` this is."""
         return cls(kind=values["kind"], early_stop=values["early_stop"], config=TrainingConfig.from_dict(values["config"]))
+
+
+def labels(trials: Sequence[Trial]) -> dict[str, str]:
+    """Labels of trials that are shown together: besides scheme, size, ramp and seed, only what tells these trials apart.
+
+    Args:
+        trials: any.
+
+    Returns:
+        By key; no two alike.
+
+    Example:
+        >>> a, b = (Trial(config=TrainingConfig(batch_size=size)) for size in (2, 4))
+        >>> sorted(labels([a, b]).values())[0]
+        'keel, 8 sub-layers of width 64, peak 0.05 in 600 steps, batch_size 2, seed 0'
+    """
+    further = distinguishing(trials)
+    return {trial.key: trial.label_with(further) for trial in trials}
+
+
+def distinguishing(trials: Sequence[Trial], shown: Collection[str] = LABELLED) -> tuple[str, ...]:
+    """Fields in which trials differ that are alike in all that is shown of them anyway.
+
+    Args:
+        trials: any.
+        shown: dotted names of the fields that are shown.
+
+    Returns:
+        Dotted names, in the order of the configuration.
+    """
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        settings = trial.settings
+        alike.setdefault(json.dumps([settings[name] for name in shown]), []).append(settings)
+    differing = {
+        name for group in alike.values() for settings in group for name in settings if settings[name] != group[0][name]
+    }
+    return tuple(name for trial in trials[:1] for name in trial.settings if name in differing)
 
 
 def setting_name(dotted: str) -> str:

@@ -26,7 +26,6 @@ __all__ = [
     "batch_progress",
     "check_sizes",
     "headline",
-    "torch_device",
     "torch_dtype",
 ]
 
@@ -99,27 +98,6 @@ def torch_dtype(name: str | None) -> torch.dtype | None:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def torch_device(name: str) -> torch.device:
-    """The device of that name, once it has held a tensor.
-
-    Raises:
-        BadParameter: if it cannot, or if what it holds has no values (``meta``).
-    """
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise typer.BadParameter(
-            f"device '{name}' cannot be used: {reason}; 'cpu' always works", param_hint="--device"
-        ) from error
-    if device.type == "meta":
-        raise typer.BadParameter("device 'meta' holds no values to measure; 'cpu' always works", param_hint="--device")
-    return device
 
 
 @contextmanager

@@ -181,16 +181,15 @@ def _device_map(placement: str | None) -> str | dict[str, object] | None:
 
 
 def _check_device(device: object) -> None:
-    import torch
+    from probes.device import resolve_device
 
-    if device == "disk" or (isinstance(device, int) and not isinstance(device, bool) and device >= 0):
+    if device == "disk":
         return
-    try:
-        torch.device(device if isinstance(device, str) else "")
-    except RuntimeError:
+    if not isinstance(device, (str, int)) or isinstance(device, bool) or (isinstance(device, int) and device < 0):
         raise typer.BadParameter(
             f"{json.dumps(device)} is no device; write cpu, disk, cuda:1, or the number of a GPU", param_hint="--placement"
-        ) from None
+        )
+    resolve_device(device)
 
 
 def _placed(checkpoint: str, dtype: torch.dtype | None, device_map: str | dict[str, object]) -> Checkpoint:

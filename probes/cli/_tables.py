@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_json", "cell", "counted", "render"]
+__all__ = ["as_json", "cell", "counted", "legend", "render", "shown_columns"]
+
+
+_LEGEND_WIDTH = 120
 
 
 def as_json(value: Any) -> str:
@@ -65,6 +69,34 @@ def _drawn(headings: list[str], lines: list[list[str]]) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip("\n")
+
+
+def shown_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns in which some row has something.
+
+    Example:
+        >>> shown_columns(["kind", "FFN"], [{"kind": "block", "FFN": ""}])
+        ['kind']
+    """
+    return [name for name in columns if any(row[name] != "" for row in rows)]
+
+
+def legend(meanings: Mapping[str, str], shown: Collection[str]) -> list[str]:
+    """What the columns of a table mean, each that is shown and no other.
+
+    Args:
+        meanings: by column.
+        shown: columns of the table.
+
+    Returns:
+        Lines; none where nothing is to be explained.
+
+    Example:
+        >>> legend({"a_b": "the first", "c": "the second"}, ["c"]), legend({"a_b": "the first", "c": "the second"}, ["x"])
+        (['c: the second.'], [])
+    """
+    told = [f"{name.replace('_', ' ')}: {meaning}" for name, meaning in meanings.items() if name in shown]
+    return textwrap.wrap("; ".join(told) + ".", _LEGEND_WIDTH, break_on_hyphens=False) if told else []
 
 
 def counted(number: int, noun: str) -> str:

@@ -19,7 +19,6 @@ from probes.cli._checkpoint_options import (
     TextSource,
     TokenCount,
     check_sizes,
-    torch_device,
     torch_dtype,
 )
 from probes.cli._io import output_folder
@@ -60,7 +59,9 @@ def alignment(
       keel alignment smollm2 --tokens 256 -o out
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
-    chosen_dtype, chosen_device = torch_dtype(dtype), torch_device(device)
+    from probes.device import resolve_device
+
+    chosen_dtype, chosen_device = torch_dtype(dtype), resolve_device(device)
     from probes.checkpoint import load_checkpoint
     from probes.text import checkpoint_batches, read_text
 

@@ -24,7 +24,6 @@ from probes.cli._checkpoint_options import (
     batch_progress,
     check_sizes,
     headline,
-    torch_device,
     torch_dtype,
 )
 from probes.cli._io import output_folder
@@ -84,7 +83,9 @@ def grad_norm(
       keel grad-norm llama-70b --stream --dry-run
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     check_sizes(tokens, seq_len, batch_size)
-    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
+    from probes.device import resolve_device
+
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), resolve_device(device), n_bytes(max_memory)
     from probes.text import checkpoint_batches, read_text
 
     content, text_name = read_text(text)
@@ -168,20 +169,20 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
 
 
 def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
-    from probes.cli._tables import render
+    from probes.cli._tables import legend, render, shown_columns
 
+    rows = _rows(result)
+    columns = shown_columns(_COLUMNS, rows)
     sequences, length = result.batch_shape
     lines = [
         headline(result, loaded),
         f"{result.n_tokens} tokens in {result.n_batches} batch(es) of {sequences} x {length}, {text_name}",
         f"{result.dtype} on {result.device}; loss {_loss(result.loss)}",
         "",
-        render(_COLUMNS, _rows(result), wide=sys.stdout.isatty()),
+        render(columns, rows, wide=sys.stdout.isatty()),
         "",
         *_omitted(result),
-        "stream grad: norm of the loss gradient with respect to the stream that enters the block; shortcut only: the same",
-        "with every branch held constant; param grad: of the block's parameters, and of its attention and FFN sub-layers;",
-        "attn/stream, FFN/stream: RMS of what the sub-layer adds over that of the stream; cosine: mean between positions.",
+        *legend(_MEANINGS, columns),
         "All are means over batches.",
         "",
         *result.verdict(),
@@ -202,6 +203,18 @@ _COLUMNS = (
     "FFN/stream",
     "cosine",
 )
+_MEANINGS = {
+    "stream_grad": "norm of the loss gradient with respect to the stream that enters the block",
+    "shortcut_only": "the same with every branch held constant",
+    "param_grad": "of the block's parameters",
+    "attention": "of its attention sub-layer's parameters",
+    "FFN": "of its FFN sub-layer's parameters",
+    "grad/weight": "param grad over the norm of the parameters",
+    "stream_RMS": "of the stream that enters the block",
+    "attn/stream": "RMS of what attention adds over that of the stream",
+    "FFN/stream": "RMS of what the FFN adds over that of the stream",
+    "cosine": "mean between positions of the stream",
+}
 
 
 def _shown_blocks(n_blocks: int) -> list[int]:

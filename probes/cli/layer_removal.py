@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from probes.cli._checkpoint_options import check_sizes, headline, torch_device, torch_dtype
+from probes.cli._checkpoint_options import check_sizes, headline, torch_dtype
 from probes.cli._io import output_folder
 from probes.cli._streaming import (
     DryRunOption,
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _MOST_ROWS = 64
+_SEQ_LEN = 256
+_ESTIMATES = {
+    "taylor": "first-order estimate of Δ, nats/token",
+    "block_influence": "1 minus the mean cosine between the stream before and after the unit",
+    "angular_distance": "angle between them at the last token over π",
+    "relative_contribution": "norm of the unit's update over that of the stream before it",
+}
+_MOST_LISTED = 4
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +71,10 @@ def layer_removal(
         typer.Option(help="Text file, - for standard input, or folder of documents. [default: prose of the standard library]"),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
-    seq_len: Annotated[int, typer.Option(help="Tokens per sequence.")] = 256,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens per sequence. [default: {_SEQ_LEN}, or the model's context if shorter]", show_default=False),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
     threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
     estimates: Annotated[
@@ -117,7 +128,9 @@ def layer_removal(
     check_sizes(tokens, seq_len, batch_size)
     if not 0 <= threshold < math.inf:
         raise typer.BadParameter(f"a finite number of nats per token, 0 or more; got {threshold:g}", param_hint="--threshold")
-    chosen_dtype, chosen_device, memory = torch_dtype(dtype), torch_device(device), n_bytes(max_memory)
+    from probes.device import resolve_device
+
+    chosen_dtype, chosen_device, memory = torch_dtype(dtype), resolve_device(device), n_bytes(max_memory)
     ranges = _ranges(remove)
     from probes.pruning import check_pruning
     from probes.removal_units import joint_unit, removal_units
@@ -155,9 +168,12 @@ def layer_removal(
         units = removal_units(loaded.layout, unit, span)  # refused before any text is read
         indices = _indices(ranges, loaded.layout, unit)
         named = joint_unit(loaded.layout, unit, indices) if indices else None
+        may_go: Callable[[Unit], bool] | None = None
+        notes: list[str] = []
         if save is not None:
-            only = units[0] if len(units) == 1 else None  # a span of the whole model
-            check_pruning(loaded, named or only, save)
+            check_pruning(loaded, named, save)
+            if named is None:
+                may_go, notes = _savable(loaded, units)
         data, documents, text_name = _data(loaded, text, tokens, seq_len, batch_size, seed)
         cheaply = streamed is not None  # what costs more reads is then left out unless it is asked for
         extras = {
@@ -188,18 +204,46 @@ def layer_removal(
 
             with _progress() as report:
                 result = measure_layer_removal(
-                    loaded.model, data, layout=loaded.layout, max_memory=memory, on_progress=report, **settings
+                    loaded.model,
+                    data,
+                    layout=loaded.layout,
+                    may_go=may_go,
+                    max_memory=memory,
+                    on_progress=report,
+                    **settings,
                 )
-        record = _record(result, loaded, text_name)
+        warnings = [*loaded.warnings, *notes, *result.warnings]
+        record = _record(result, loaded, text_name, warnings)
         if folder is not None:
             _write(folder, result, record, loaded)
-    for warning in [*loaded.warnings, *result.warnings]:
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(json.dumps(record, indent=2, allow_nan=False) if as_json else _table(result, loaded, text_name))
     if output is not None:
         print(f"wrote layer_removal.parquet, .json, .png, .svg to {output}", file=sys.stderr)
     if save is not None:
         _save(loaded, result, save)
+
+
+def _savable(loaded: Checkpoint, units: Sequence[Unit]) -> tuple[Callable[[Unit], bool], list[str]]:
+    """Which sets the model can be saved without, so that no other is measured together; and what stays whatever it costs.
+
+    Raises:
+        RemovalError: if there is none, before anything is measured.
+    """
+    from probes.pruning import refusal
+    from probes.removal_units import RemovalError
+
+    refused = {unit.name: reason for unit in units if (reason := refusal(loaded, unit)) is not None}
+    if len(refused) == len(units):
+        raise RemovalError(next(iter(refused.values())))
+    notes = [f"--save: {_listed(list(refused))} cannot go alone: {next(iter(refused.values()))}"] if refused else []
+    return (lambda unit: refusal(loaded, unit) is None), notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few names, or the first and the last of many and how many there are."""
+    return ", ".join(names) if len(names) <= _MOST_LISTED else f"{names[0]} to {names[-1]} ({len(names)} of them)"
 
 
 def _streamed(
@@ -237,16 +281,16 @@ def _indices(ranges: Sequence[range], layout: ResidualLayout, unit: str) -> list
 
 
 def _data(
-    loaded: Checkpoint, text: str | None, tokens: int, seq_len: int, batch_size: int, seed: int
+    loaded: Checkpoint, text: str | None, tokens: int, seq_len: int | None, batch_size: int, seed: int
 ) -> tuple[list[TokenBatch], list[list[int]] | None, str]:
     """Batches, the document of each sequence where there are documents, and the name of the text."""
-    from probes.text import checkpoint_batches, read_text
+    from probes.text import checkpoint_batches, read_text, sequence_length
 
+    length = sequence_length(loaded, seq_len, default=_SEQ_LEN)
     if text is not None and text != "-" and Path(text).is_dir():
-        batches, owners = _documents(loaded, text, tokens, seq_len, batch_size)
+        batches, owners = _documents(loaded, text, tokens, length, batch_size)
         return batches, owners, f"documents of {text}"
     content, name = read_text(text)
-    length = min(seq_len, _context(loaded) or seq_len)
     batches = checkpoint_batches(
         loaded, content, n_tokens=tokens, seq_len=length, batch_size=batch_size, seed=seed, source=name
     )
@@ -270,15 +314,7 @@ def _documents(
         documents.append(ids)
         if left <= 0:
             break
-    length = min(seq_len, _context(loaded) or seq_len)
-    return document_batches(documents, seq_len=length, batch_size=batch_size, prefix=loaded.tokenizer.start_token_id)
-
-
-def _context(loaded: Checkpoint) -> int | None:
-    """The model's context where it has one."""
-    config = getattr(loaded.model, "config", None)
-    names = ("max_position_embeddings", "n_positions", "context_length")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    return document_batches(documents, seq_len=seq_len, batch_size=batch_size, prefix=loaded.tokenizer.start_token_id)
 
 
 @contextmanager
@@ -302,14 +338,14 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def _record(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> dict[str, object]:
+def _record(result: LayerRemoval, loaded: Checkpoint, text_name: str, warnings: Sequence[str]) -> dict[str, object]:
     from probes.provenance import provenance
 
     return {
         "checkpoint": str(loaded.source),
         "tokenizer": loaded.tokenizer.name,
         "text": text_name,
-        "warnings": [*loaded.warnings, *result.warnings],
+        "warnings": list(warnings),
         **result.to_dict(),
         "provenance": provenance(),
     }
@@ -331,7 +367,7 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
 
 
 def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
-    from probes.cli._tables import render
+    from probes.cli._tables import legend, render
 
     shown = _shown(result.costs)
     columns = ["removed", "Δ_nats/token", "Δ_PPL", *(name for name in result.costs[0].estimates)]
@@ -345,7 +381,7 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
         "",
         *([f"{hidden} of {len(result.costs)} removals are not shown; --json and -o give all.", ""] if hidden else []),
         "Δ: without the unit minus with it, identity in its place (in a Post-LN unit the norm over the sum goes too).",
-        "taylor: first-order estimate, nats/token; the others compare the stream before and after the unit.",
+        *legend(_ESTIMATES, columns),
         f"Ranges are 0-based and half-open; modules of {result.costs[0].unit.name}: {_modules(result.costs[0].unit)}; "
         f"of {result.costs[-1].unit.name}: {_modules(result.costs[-1].unit)}.",
         *(f"Modules of {unit.name}: {_modules(unit)}." for unit in _sets(result)),

@@ -138,7 +138,7 @@ def _bytes(gigabytes: float) -> int:
 
 def _tell(event: Event) -> None:
     detail = f": {event.detail}" if event.detail else ""
-    print(f"{event.folder.trial.key}  {event.folder.trial.label}  {event.what}{detail}", file=sys.stderr)
+    print(f"{event.folder.trial.key}  {event.label}  {event.what}{detail}", file=sys.stderr)
 
 
 def status(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.checkpoint import Checkpoint, Loaders, read_checkpoint
+from probes.device import resolve_device
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
@@ -100,6 +101,7 @@ def open_streamed(
     Raises:
         CheckpointError: as when it is loaded whole.
         UnsupportedModelError: if the family is none of the table, whose stream can be found without running the model.
+        DeviceError: if this machine does not have the device.
 
     Example:
         >>> import tempfile
@@ -112,7 +114,7 @@ def open_streamed(
         ...         print(streamed.layout.n_blocks, streamed.model.embedding.weight.is_meta)
         4 True
     """
-    opened = _Opened(torch.device(device))
+    opened = _Opened(resolve_device(device))
     loaders = Loaders(safetensors=opened.safetensors, gguf=opened.gguf, own=opened.own)
     checkpoint = read_checkpoint(source, loaders, dtype=dtype)
     head = opened.head_rows(checkpoint.layout, window_bytes)

@@ -57,7 +57,16 @@ def test_the_entropy_is_a_line_with_a_name_inside_or_beside() -> None:
 
 def test_sizes_that_differ_are_listed() -> None:
     frame = runs([run(learning(50, 2.0), n_sublayers=16, width=128), run(learning(50, 2.0), seed=1)])
-    assert size_words(frame) == "16 and 64 sub-layers, width 64 and 128; 256 tokens (bytes) per step; n = 2 seeds each; cpu"
+    assert size_words(frame) == "16 and 64 sub-layers, width 64 and 128; 256 tokens (bytes) per step; n = 1 seed each; cpu"
+
+
+@pytest.mark.parametrize(
+    ("more_seeds", "said"), [((), "n = 2 seeds each"), ((2,), "n = 2 to 3 seeds each")], ids=["as many", "more of one"]
+)
+def test_seeds_are_counted_in_each_setting(more_seeds: tuple[int, ...], said: str) -> None:
+    settings = [(scheme, seed) for scheme in ("keel", "pre_ln") for seed in (0, 1)] + [("keel", seed) for seed in more_seeds]
+    frame = runs(run(learning(50, 2.0), scheme=scheme, seed=seed) for scheme, seed in settings)
+    assert f"; {said}; " in size_words(frame)
 
 
 @pytest.mark.parametrize("width", [3.35, 7.0])

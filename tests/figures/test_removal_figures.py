@@ -137,8 +137,9 @@ def test_open_models_have_to_agree() -> None:
 
 
 def test_open_models_drawing() -> None:
-    frame = runs([costs(with_first(2e4, RISING), checkpoint=name) for name in ("one", "another")])
+    frame = runs([costs(with_first(2e4, RISING), checkpoint=name, text="a book") for name in ("one", "another")])
     says = [
+        "predicted tokens of a book",
         "one: 20 blocks",
         "another: 20 blocks",
         "perplexity 10 in full",

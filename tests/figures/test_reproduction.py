@@ -10,12 +10,23 @@ from typing import Any
 import pytest
 
 from figures._reproduction_items import EQUATIONS, FIGURES, TABLES
-from figures._reproduction_rows import ClaimCells, Equation, Figure, Sources, Spread, Status, equation_row, figure_row, readable
+from figures._reproduction_rows import (
+    ClaimCells,
+    Equation,
+    Figure,
+    Sources,
+    Spread,
+    Status,
+    _grouped,
+    equation_row,
+    figure_row,
+    readable,
+)
 from figures._reproduction_text import DISAGREEMENTS, LIMITS, NOTES, texts
 from figures.paper_check import check_paper
 from figures.paper_tables import TABLES as PUBLISHED_TABLES
 from figures.paper_tables import load_tables
-from figures.pipeline import StoredFrame
+from figures.pipeline import StoredFrame, stored_frame
 from figures.registry import FIGURES as REGISTRY
 from figures.reproduction import as_markdown, collect, rows, summary
 from keel_theory.claims import CLAIMS
@@ -144,6 +155,46 @@ def test_row_of_a_figure_says_which_parts_hold_and_why_others_are_open(keel: flo
     assert why in row.why
     assert "every part holds" not in row.why
     assert "rule changed after the runs: nothing is compared where" in row.why
+
+
+REPORTED = [item for item in (*FIGURES, *TABLES) if isinstance(item, Figure) and not item.published]
+_SETTING = ("scheme", "n_sublayers", "width", "peak_lr", "steps", "run")
+
+
+@pytest.mark.parametrize("item", REPORTED, ids=lambda item: item.place)
+def test_seeds_and_tokens_are_said_for_every_setting_as_its_data_has_them(item: Figure) -> None:
+    stored = stored_frame(item.figure)
+    assert stored is not None
+    frame = stored.frame
+    if "batch_size" in frame.columns:
+        frame = frame.assign(tokens_per_step=frame["batch_size"] * frame["seq_len"])
+    row = figure_row(item, _sources(stored_frame))
+    if "seed" not in frame.columns:
+        assert row.seeds == "–"
+        return
+    setting = [name for name in (*_SETTING, *item.groups) if name in frame.columns]
+    for _, of_setting in frame.groupby(list(dict.fromkeys(setting))):
+        (group,) = _grouped(of_setting, item.groups)
+        seeds = sorted(map(str, of_setting["seed"].unique()))
+        assert _said(row.seeds, group) == seeds, of_setting[setting].iloc[0]
+        (tokens,) = of_setting["tokens_per_step"].unique()
+        assert f"{tokens} tokens a step" in _said(row.size, group), of_setting[setting].iloc[0]
+
+
+def _said(cell: str, group: str) -> list[str]:
+    """What a cell says of all groups and of this one."""
+    parts = [part.rpartition(": ") for part in cell.split("; ")]
+    return [word for name, _, words in parts if name in ("", group) for word in words.split(", ")]
+
+
+def test_table_1_says_that_the_deep_models_have_one_seed_and_half_the_batch() -> None:
+    row = figure_row(_figure("table1_max_lr"), _sources(stored_frame))
+    assert row.seeds == "64 sub-layers: 0, 1, 2; 256 sub-layers: 0"
+    assert row.size.endswith("256 sub-layers: 600 steps, 128 tokens a step, half the batch")
+
+
+def test_figure_3_says_that_its_ramps_have_one_seed() -> None:
+    assert "ramps, 600 steps: 0" in figure_row(_figure("fig3_divergence"), _sources(stored_frame)).seeds.split("; ")
 
 
 def test_counts_are_given_per_group() -> None:

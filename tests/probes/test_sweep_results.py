@@ -11,7 +11,7 @@ import pytest
 from probes.run_folder import StepRecord
 from probes.sweep_folder import SweepFolder
 from probes.sweep_results import COLUMNS, judge_again, results_frame, seed_table, status_rows
-from probes.trial import SweepError
+from probes.trial import SweepError, labels
 from probes.trial_folder import TrialFolder
 from probes.trial_run import run_trial
 from tests.probes._sweeps import one_trial, pretended_result, small_sweep
@@ -167,7 +167,8 @@ def test_only_trials_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path, 
 @pytest.mark.parametrize("change", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
 def test_labels_and_states_tell_trials_apart(tmp_path: Path, change: dict[str, Any]) -> None:
     places = pretended(tmp_path, change, seeds=(0, 1))
-    assert len({place.trial.label for place in places}) == 4
+    named = labels([place.trial for place in places])
+    assert len(named) == len(set(named.values())) == 4
     sweep = SweepFolder(tmp_path)
     sweep.write("small", [place.trial for place in places])
     rows = [{name: value for name, value in row.items() if name not in ("trial", "about")} for row in status_rows(sweep)]
@@ -187,7 +188,7 @@ def test_fields_that_follow_the_shape_are_no_columns(tmp_path: Path) -> None:
     sweep = small_sweep(schemes=["keel", "pre_ln"], widths=[16, 32], blocks=[1, 2])
     places = [pretend(TrialFolder(tmp_path / t.key, t), 0.01) for t in sweep.trials()]
     assert tuple(results_frame(places).columns) == COLUMNS
-    assert all("ffn_width" not in place.trial.label for place in places)
+    assert all("ffn_width" not in label for label in labels([place.trial for place in places]).values())
 
 
 def test_a_trial_given_twice_is_one_seed(tmp_path: Path) -> None:

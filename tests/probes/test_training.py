@@ -347,8 +347,8 @@ def test_a_run_that_breaks_before_its_first_step_claims_nothing(tmp_path, monkey
 
 
 def test_a_finished_run_is_read_where_its_device_is_not(whole, monkeypatch) -> None:
-    def gone(name):
-        raise TrainingConfigError(name)
+    def gone(name, *, error):
+        raise error(name)
 
     monkeypatch.setattr("probes.training.resolve_device", gone)
     assert len(train(small_run(probe_steps=(1, 20, 50)), corpus=small_corpus(), folder=whole).records) == 50

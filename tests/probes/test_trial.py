@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from probes.config import ModelConfig, count_parameters, narrow
+from probes.sweep_spec import sweep_from_dict
 from probes.training_config import TrainingConfig
-from probes.trial import SweepError, Trial, predicted_flops, predicted_memory
+from probes.trial import SweepError, Trial, labels, predicted_flops, predicted_memory
 
 PLAIN = Trial(config=TrainingConfig())
 
@@ -106,10 +107,26 @@ print(peak_memory())
     assert int(done.stdout) / 1.5 < predicted_memory(config) < 1.5 * int(done.stdout)
 
 
-@pytest.mark.parametrize("steps", [20, 50, 80])
-def test_a_training_shorter_than_any_ramp_has_a_label_too(steps: int) -> None:
-    config = TrainingConfig(schedule="cosine", steps=steps, warmup=2)
-    label = Trial(kind="train", config=config).label
-    assert f"peak 0.05 in {steps} steps, " in label
-    assert label.count("steps") == 1
-    assert "schedule cosine" in label
+def test_a_label_names_size_ramp_and_seed_however_unusual_the_rest_is() -> None:
+    model = ModelConfig(n_blocks=4, width=16, ffn_width=24, n_heads=2, n_kv_heads=1, vocab_size=512, init_std=0.03)
+    config = TrainingConfig(schedule="cosine", steps=20, warmup=2, batch_size=8, model=model, clip=0.5, device="cuda")
+    trial = Trial(kind="train", config=config.with_seed(3))
+    assert trial.label == "keel, 8 sub-layers of width 16, peak 0.05 in 20 steps, seed 3"
+    assert labels([trial]) == {trial.key: trial.label}
+
+
+def test_labels_name_besides_only_what_differs_within_the_sweep() -> None:
+    shared = {"steps": 80, "clip": 0.5, "weight_decay": 0.3}
+    trials = sweep_from_dict(
+        {"schemes": ["keel", "pre_ln"], "training": shared, "grid": [{}, {"training": {"batch_size": 4}}]}
+    ).trials()
+    assert list(labels(trials).values()) == [
+        f"{scheme}, 64 sub-layers of width 64, peak 0.05 in 80 steps, batch_size {size}, seed 0"
+        for size in (8, 4)
+        for scheme in ("keel", "pre_ln")
+    ]
+
+
+def test_a_field_that_follows_the_depth_is_not_named() -> None:
+    grids = [{"blocks": [2], "training": {"batch_size": 4}}, {"blocks": [4], "training": {"batch_size": 2}}]
+    assert [label.split(", ")[3:] for label in labels(sweep_from_dict({"grid": grids}).trials()).values()] == [["seed 0"]] * 2

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 import transformers
 
-from probes.cli.grad_norm import _block_row
+from probes.cli.grad_norm import _MEANINGS, _block_row, _table
 from probes.config import tiny
 from probes.gradient_norms import measure_gradient_norms
 from probes.model import Transformer
@@ -68,6 +70,21 @@ def test_the_table_says_where_the_shortcut_is_not_known() -> None:
     assert [_block_row(result, block)["shortcut_only"] for block in range(2)] == ["not known", "not known"]
     llama = measure_gradient_norms(tiny_model("llama"), [tiny_ids()])
     assert float(str(_block_row(llama, 0)["shortcut_only"])) > 0
+
+
+OF_SUBLAYERS = {"attention", "FFN", "attn/stream", "FFN/stream"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["sub-layers", "blocks only"])
+def test_the_legend_explains_what_the_table_shows_and_nothing_else(known: bool) -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=2, n_head=4)
+    model = tiny_model("llama") if known else transformers.OpenAIGPTLMHeadModel(config)
+    lines = _table(measure_gradient_norms(model, [tiny_ids()]), SimpleNamespace(source="here"), "a text").splitlines()
+    heading = next(line for line in lines if line.startswith("place"))
+    explained = " ".join(lines[lines.index("", 4) :])
+    shown = {name for name in _MEANINGS if name.replace("_", " ") in re.split("  +", heading)}
+    assert shown == set(_MEANINGS) - (set() if known else OF_SUBLAYERS)
+    assert {name for name in _MEANINGS if f" {name.replace('_', ' ')}: " in f" {explained}"} == shown
 
 
 def test_json_on_stdout_is_the_whole_result(checkpoint, text, monkeypatch, capsys) -> None:
@@ -144,7 +161,7 @@ def test_bfloat16_keeps_the_stream_of_a_keel_model_in_float32(checkpoint, text, 
         (["--dtype", "float8"], "unknown dtype 'float8'"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
-        (["--device", "meta"], "device 'meta' holds no values to measure"),
+        (["--device", "meta"], "device 'meta' cannot be used: it holds shapes and no numbers; 'cpu' always works"),
         (["--text", "no-such-file.txt"], "No such file"),
         (["--text", "x" * 300], "File name too long"),
         (["--text", ""], "name of the text is empty"),

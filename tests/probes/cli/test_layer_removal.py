@@ -12,6 +12,7 @@ import torch
 from probes.checkpoint import load_checkpoint
 from probes.config import tiny
 from probes.model import Transformer
+from probes.removal_estimates import ESTIMATES
 from probes.saving import save_model
 from tests._cli import run_keel
 from tests.probes._models import perturbed
@@ -87,6 +88,22 @@ def test_no_estimates(checkpoint, text, monkeypatch, capsys) -> None:
         "delta_loss",
         "delta_perplexity",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [((), ()), (("--stream",), ("taylor",)), (("--stream", "--estimates"), ()), (("--no-estimates",), ESTIMATES)],
+    ids=["all", "streamed", "streamed with all", "none"],
+)
+def test_the_legend_explains_the_estimates_that_are_shown_and_no_other(
+    options, hidden, checkpoint, text, monkeypatch, capsys
+) -> None:
+    code, out, err = run(monkeypatch, capsys, checkpoint, "--text", text, *SHORT, *options)
+    assert code == 0, err
+    heading = next(line for line in out.splitlines() if line.startswith("removed"))
+    for name in ESTIMATES:
+        words = name.replace("_", " ")
+        assert (words in heading, f"{words}: " in out) == (name not in hidden, name not in hidden)
 
 
 def test_a_folder_of_documents(checkpoint, tmp_path, monkeypatch, capsys) -> None:
@@ -209,6 +226,55 @@ def test_a_removal_that_a_scheme_forbids_is_refused_before_anything_runs(text, t
     code, out, err = run(monkeypatch, capsys, tmp_path / "keel", *arguments)
     assert (code, out) == (2, "")
     assert "scheme 'keel' cannot be saved without these blocks: block 1 would become block 0" in err
+
+
+@pytest.mark.parametrize(("scheme", "stays"), [("keel", {0}), ("mix_ln", set()), ("layernorm_scaling", {0}), ("pre_ln", set())])
+@pytest.mark.parametrize("span", [1, 2])
+def test_only_sets_that_can_be_saved_are_removed_together(scheme, stays, span, text, tmp_path, monkeypatch, capsys) -> None:
+    save_model(Transformer(tiny(scheme)), tmp_path / "model")
+    arguments = ("--text", text, *SHORT, "--threshold", "1e9", "--json", "--save", tmp_path / "smaller", "--span", span)
+    code, out, err = run(monkeypatch, capsys, tmp_path / "model", *arguments)
+    assert code == 0, err
+    record = json.loads(out)
+    gone = {int(name.rpartition(".")[2]) for name in record["removable"]["modules"]}
+    assert gone
+    assert not gone & stays
+    assert load_checkpoint(tmp_path / "smaller").layout.n_blocks == record["effective_depth"] == 4 - len(gone)
+    alone = [warning for warning in record["warnings"] if "cannot go alone" in warning]
+    assert len(alone) == (scheme != "pre_ln")
+    if scheme == "keel":
+        first = "block 0" if span == 1 else "blocks [0, 2)"
+        assert alone[0].startswith(f"--save: {first} cannot go alone: scheme 'keel' cannot be saved without these blocks")
+
+
+def test_without_save_every_cheap_set_is_measured(text, tmp_path, monkeypatch, capsys) -> None:
+    save_model(Transformer(tiny("keel")), tmp_path / "model")
+    _, out, _ = run(monkeypatch, capsys, tmp_path / "model", "--text", text, *SHORT, "--threshold", "1e9", "--json")
+    assert json.loads(out)["effective_depth"] == 1
+    assert not any("cannot go alone" in warning for warning in json.loads(out)["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--span", "4"), "all 4 blocks would be removed; at least one must stay"),
+        (("--remove", "0"), "scheme 'keel' cannot be saved without these blocks: block 1 would become block 0"),
+        (("--remove", "0,2"), "scheme 'keel' cannot be saved without these blocks: block 1 would become block 0"),
+        (("--remove", "0", "--together"), "scheme 'keel' cannot be saved without these blocks: block 1 would become block 0"),
+        (("--unit", "attn", "--remove", "1"), "only whole blocks can be saved without"),
+    ],
+)
+def test_what_can_never_be_saved_is_refused_before_any_work(options, message, text, tmp_path, monkeypatch, capsys) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    save_model(Transformer(tiny("keel")), tmp_path / "model")
+    monkeypatch.setattr("probes.layer_removal.measure_layer_removal", work)
+    monkeypatch.setattr("probes.text.read_text", work)
+    arguments = ("--text", text, *SHORT, "--threshold", "1e9", "--save", tmp_path / "smaller", *options)
+    code, out, err = run(monkeypatch, capsys, tmp_path / "model", *arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.replace("│", " ").split())
 
 
 def test_nothing_cheap_leaves_nothing_to_save(checkpoint, text, tmp_path, monkeypatch, capsys) -> None:

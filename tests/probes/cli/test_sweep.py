@@ -62,7 +62,10 @@ def test_it_runs_tells_and_skips_what_is_finished(file, tmp_path, monkeypatch, c
     code, out, err = run(monkeypatch, capsys, "run", file, "-o", folder, "--executor", "debug")
     assert code == 0, err
     assert out.strip() == "2 finished, 0 running, 0 failed, 0 waiting"
-    assert err.count("started") == 2
+    started = [line.partition("  ")[2] for line in err.splitlines() if "started" in line]
+    assert started == [
+        f"{name}, 4 sub-layers of width 16, peak 0.05 in 60 steps, seed 0  started" for name in ("keel", "post_ln")
+    ]
     code, _, err = run(monkeypatch, capsys, "run", file, "-o", folder, "--executor", "debug")
     assert code == 0
     assert "started" not in err
