@@ -201,7 +201,7 @@ def _further_max_lr(finding: Mapping[str, Any], frame: pd.DataFrame) -> dict[str
     told_apart = ["pre_ln", "keel"] in finding["pairs_against_the_paper"]
     return {
         "width": int(frame["width"].min()),
-        "pre_ln_outcomes": ", ".join(finding["schemes"]["pre_ln"]["outcomes"]).replace("_", " "),
+        "pre_ln_seeds": _seeds_in_words("Pre-LN", finding["schemes"]["pre_ln"]["outcomes"]),
         "pairs_in_words": ", ".join(pairs),
         "told_apart": "told apart" if told_apart else "not told apart",
         "deepest": {
@@ -210,6 +210,20 @@ def _further_max_lr(finding: Mapping[str, Any], frame: pd.DataFrame) -> dict[str
             **{name: deepest[name]["max_lr"] if name in deepest else "not run" for name in ("post_ln", "pre_ln", "keel")},
         },
     }
+
+
+def _seeds_in_words(scheme: str, outcomes: Sequence[str]) -> str:
+    """Whether the seeds of a scheme end alike.
+
+    Example:
+        >>> _seeds_in_words("Keel", ["healthy", "healthy"]), _seeds_in_words("Keel", ["healthy", "irrecoverable_spike"])
+        ('All 2 seeds of Keel are healthy', 'Seeds of Keel differ (healthy, irrecoverable spike)')
+    """
+    words = [outcome.replace("_", " ") for outcome in outcomes]
+    if len(set(words)) > 1:
+        return f"Seeds of {scheme} differ ({', '.join(words)})"
+    verb = f"are {words[0]}" if words[0] == "healthy" else f"end in {words[0]}"
+    return f"All {len(words)} seeds of {scheme} {verb}"
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:

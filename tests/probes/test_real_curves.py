@@ -1,5 +1,7 @@
 """The judge on recorded curves of real ramps, beside what readers make of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -82,8 +84,17 @@ def test_the_verdict_is_the_same_streamed_replayed_cut_off_and_listened_to_the_e
 
 @by_curve
 def test_batches_make_most_of_the_noise(curve):
-    """Taken off, they leave three tenths of the standard deviation from step to step in the median, and four tenths at most."""
+    """Taken off, they leave a quarter of the standard deviation from step to step in the median, and four tenths at most."""
     assert record(curve).noise < 0.4 * record(curve, batches=False).noise
+
+
+def test_the_readme_says_how_often_readers_accept_the_judge_and_how_much_noise_is_left():
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    votes = [accepted(curve, judged(curve)) for curve in CURVES]
+    least, most = (sum(vote >= n for vote in votes) for n in (1, 2))
+    assert f"on {least} of {len(CURVES)} at least one of them would accept its kind and onset, on {most} at least two" in text
+    left = np.median([record(curve).noise / record(curve, batches=False).noise for curve in CURVES])
+    assert f"that leaves {left:.2f} of the noise, in the median over {len(CURVES)} recorded ramps" in text
 
 
 def record(curve, *, batches=True):
