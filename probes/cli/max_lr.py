@@ -30,7 +30,9 @@ def max_lr(
     from_log: Annotated[
         Path | None,
         typer.Option(
-            help="Judge a finished run instead: CSV, JSON lines, trainer_state.json or TensorBoard events.", show_default=False
+            help="Judge a finished run instead: CSV, JSON lines, trainer_state.json or TensorBoard events. Columns unigram_loss "
+            "and bigram_loss, where it has both, take the noise of the batches off.",
+            show_default=False,
         ),
     ] = None,
     preset: Annotated[
@@ -92,7 +94,7 @@ def max_lr(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Another threshold of the judge, such as rise=0.1; may be repeated. An unknown NAME lists them all, --json "
+            help="Another threshold of the judge, such as rise=0.05; may be repeated. An unknown NAME lists them all, --json "
             "prints those in effect. They are the same for every scheme.",
             show_default=False,
         ),
@@ -110,7 +112,7 @@ def max_lr(
       keel max-lr --scheme post_ln --preset cpu
       keel max-lr --scheme keel --seeds 3 --peak 0.25 --steps 1000 -o runs/keel
       keel max-lr --from-log loss.csv --reference healthy.csv --unigram-entropy 3.2
-      keel max-lr --from-log loss.csv --threshold rise=0.1 --threshold plateau_patience=0.2
+      keel max-lr --from-log loss.csv --threshold rise=0.05 --threshold plateau_patience=0.2
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from dataclasses import asdict
 
