@@ -30,8 +30,8 @@ def max_lr(
     from_log: Annotated[
         Path | None,
         typer.Option(
-            help="Judge a finished run instead: CSV, JSON lines, trainer_state.json or TensorBoard events. Columns unigram_loss "
-            "and bigram_loss, where it has both, take the noise of the batches off.",
+            help="Judge a finished run instead: CSV, JSON lines, trainer_state.json or TensorBoard events. Columns "
+            "unigram_loss and bigram_loss, where it has both, take the noise of the batches off.",
             show_default=False,
         ),
     ] = None,

@@ -125,7 +125,7 @@ def test_thresholds_change_what_counts_and_are_printed(run, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("raise=0.3", "no threshold 'raise'; there are non_finite_patience=5, rise=0.05,"),
+        ("raise=0.3", "no threshold 'raise'; there are non_finite_patience=5, rise=0.1,"),
         ("rise", "'rise' is not NAME=VALUE; there are non_finite_patience=5"),
         ("rise=big", "rise is a number above 0, got 'big'"),
         ("min_points=8.5", "min_points is a whole number above 0, got '8.5'"),
