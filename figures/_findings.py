@@ -35,6 +35,8 @@ __all__ = [
 Parts = Mapping[str, "bool | None"]
 NEAR_UNIGRAM = 0.02
 """Share of the unigram entropy within which a loss is said to end there: what a run reaches that has learned nothing else."""
+SPIKE = 0.05
+"""Share of what had been learned from which a rise is a spike. (A rise that stays is a divergence from twice that share.)"""
 
 
 class Verdict(str, Enum):
@@ -135,7 +137,7 @@ class Rise:
 
 
 def largest_rise(losses: Sequence[float] | FloatArray) -> Rise:
-    """The largest rise of a loss curve, by the thresholds of the divergence judge.
+    """The largest rise of a loss curve, whether or not it comes back; what counts as noise is what the judge counts.
 
     The level is a running median of five steps. A rise is a spike from 5 % of what had been learned by then, and from four
     standard deviations of the noise from step to step.
@@ -154,11 +156,10 @@ def largest_rise(losses: Sequence[float] | FloatArray) -> Rise:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         return Rise(height=math.inf, step_index=int(bad[0]), is_spike=True)
-    thresholds = JudgeThresholds()
     level = running_median(values)
     lowest = np.minimum.accumulate(level)
     rise = level - lowest
-    needed = np.maximum(thresholds.rise * (level[0] - lowest), thresholds.rise_noise * noise_deviation(values))
+    needed = np.maximum(SPIKE * (level[0] - lowest), JudgeThresholds().rise_noise * noise_deviation(values))
     where = int(np.argmax(rise))
     return Rise(height=float(rise[where]), step_index=where, is_spike=bool((rise > needed).any()))
 
