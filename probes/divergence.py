@@ -8,8 +8,9 @@ Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number)
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
 reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
 
-Where the losses of models that do not learn are known for the same batches, what the batches make of the loss is taken off
-before anything is judged (:mod:`probes.control_variates`).
+Where the losses of models that do not learn are known for the same batches, of every step so far and of 101 at least, what the
+batches make of the loss is taken off before anything is judged (:mod:`probes.control_variates`). A reference comes with its own
+taken off (:func:`probes.max_learning_rate.landmarks_for` does so).
 
 A reference adds evidence and takes none away: beside it the entropy counts as without. It clears a run only where it has
 points, and only if it does not diverge itself, for it is judged first.
@@ -18,12 +19,13 @@ points, and only if it does not diverge itself, for it is judged first.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probes.control_variates import without_batches
+from probes.control_variates import LEAST_POINTS, without_batches
 from probes.divergence_criteria import (
     JudgeThresholds,
     Lag,
@@ -113,7 +115,8 @@ class StreamingJudge:
         self._steps: list[int] = []
         self._rates: list[float] = []
         self._losses: list[float] = []
-        self._batches: list[tuple[float, ...]] = []
+        self._batches = array("d")  # rows of _n_batch_losses
+        self._clean: FloatArray | None = None
         self._n_batch_losses: int | None = None
         self._bad_gradients = 0
         self._bad_losses = 0  # in a row
@@ -174,20 +177,26 @@ class StreamingJudge:
     def _note_batch(self, step: int, batch_losses: Sequence[float] | None) -> None:
         if batch_losses is not None and self._n_batch_losses is None:
             self._n_batch_losses = len(batch_losses)
+            self._batches.extend([math.nan] * (len(batch_losses) * len(self._steps)))
         n_known = self._n_batch_losses or 0
-        values = (math.nan,) * n_known if batch_losses is None else tuple(batch_losses)
+        values = [math.nan] * n_known if batch_losses is None else list(batch_losses)
         if len(values) != n_known:
             raise RunRecordError(f"{len(values)} batch losses at step {step}, and {n_known} before")
-        self._batches.append(values)
+        self._batches.extend(values)
+
+    @property
+    def _batch_losses(self) -> FloatArray | None:
+        """Shape (n, k), not a number where unknown; None where they are known of no step."""
+        if not self._n_batch_losses:
+            return None
+        return np.array(self._batches).reshape(-1, self._n_batch_losses)
 
     @property
     def _cleaned(self) -> FloatArray:
         """The losses without what their batches make of them, shape (n,)."""
-        losses = np.asarray(self._losses, float)
-        if not self._n_batch_losses:
-            return losses
-        unknown = (math.nan,) * self._n_batch_losses
-        return without_batches(losses, np.array([values or unknown for values in self._batches], float))
+        if self._clean is None or len(self._clean) != len(self._losses):
+            self._clean = without_batches(np.asarray(self._losses, float), self._batch_losses)
+        return self._clean
 
     def judgement(self) -> Judgement:
         """The judgement of the points so far; asking changes nothing.
@@ -439,13 +448,8 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
     if judge._bad_gradients:
         notes.append(f"{judge._bad_gradients} gradient norms were not finite")
-    raw = np.asarray(judge._losses[: len(losses)], float)
-    if not np.array_equal(raw, losses, equal_nan=True):
-        finite = np.isfinite(raw)
-        notes.append(
-            "what the batches make of the loss is taken off: that leaves a noise of "
-            f"{noise_deviation(losses[finite]):.2g} nats, of {noise_deviation(raw[finite]):.2g}"
-        )
+    if (note := _note_of_batches(judge, losses)) is not None:
+        notes.append(note)
     reference = judge._reference
     if reference is not None and reference.outcome is Outcome.CANNOT_JUDGE and reference.onset_step is not None:
         notes.append(
@@ -453,6 +457,24 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
             "entropy would tell"
         )
     return tuple(notes)
+
+
+def _note_of_batches(judge: StreamingJudge, losses: FloatArray) -> str | None:
+    """What became of the batch losses; None without any."""
+    batches = judge._batch_losses
+    if batches is None:
+        return None
+    raw = np.asarray(judge._losses[: len(losses)], float)
+    finite = np.isfinite(raw)
+    missing = int((finite & ~np.isfinite(batches[: len(losses)]).all(axis=1)).sum())
+    if missing:
+        return f"what the batches make of the loss is not taken off, for it is not known of {missing} of {finite.sum()} steps"
+    if finite.sum() < LEAST_POINTS:
+        return f"what the batches make of the loss is not taken off: {finite.sum()} points, and it takes {LEAST_POINTS}"
+    return (
+        "what the batches make of the loss is taken off: that leaves a noise of "
+        f"{noise_deviation(losses[finite]):.2g} nats, of {noise_deviation(raw[finite]):.2g}"
+    )
 
 
 def _doubts(judge: StreamingJudge, findings: _Findings) -> list[str]:
