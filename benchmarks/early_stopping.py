@@ -128,7 +128,7 @@ def time_trial(folder: TrialFolder, *, may_stop: bool) -> TimedTrial:
     records = folder.records()
     check_clock(records, folder.path)
     corpus = result["training"]["corpus"]
-    landmarks = Landmarks(unigram_entropy=corpus["unigram_entropy"], initial_loss=math.log(corpus["vocab_size"]))
+    landmarks = Landmarks.of_text(**{name: corpus[name] for name in ("unigram_entropy", "bigram_entropy", "vocab_size")})
     at_stop, stop, cpu_seconds = listen_to_the_stop(records, trial, landmarks)
     verdict, whole = at_stop.to_dict(), listen(records, trial, landmarks).to_dict()
     longest = listen(records, trial, landmarks, to_end=True).to_dict()

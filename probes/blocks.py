@@ -248,7 +248,7 @@ class Branch(nn.Module):
 
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Mixed precision of the function alone; a caller's own is left as it is where the model asks for none."""
-        if self.autocast_dtype is None:
+        if self.autocast_dtype is None or device.type == "meta":  # which has shapes alone
             return nullcontext()
         return torch.autocast(device.type, dtype=self.autocast_dtype)
 

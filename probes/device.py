@@ -28,7 +28,7 @@ def named_device(name: str | int | torch.device, *, error: type[KeelError] = Dev
     """
     try:
         return torch.device(name)
-    except (RuntimeError, TypeError) as reason:
+    except (RuntimeError, TypeError, ValueError) as reason:
         raise error(_refusal(name, reason)) from reason
 
 
@@ -57,7 +57,7 @@ def resolve_device(name: str | int | torch.device, *, error: type[KeelError] = D
         raise error(_refusal(name, "it holds shapes and no numbers"))
     try:
         torch.ones(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as reason:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as reason:
         raise error(_refusal(name, reason)) from reason
     return device
 

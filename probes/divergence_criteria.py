@@ -99,7 +99,8 @@ class Landmarks:
         unigram_entropy: of the training text, nats: what a model reaches that ignores its context.
         initial_loss: of an untrained model, nats (ln V); the first recorded loss where None.
         reference_steps: optimizer steps of a healthy run, shape (m,), increasing; None without a reference.
-        reference_losses: its losses, shape (m,), nats; may hold not-a-numbers.
+        reference_losses: its losses, shape (m,), nats, what its own batches make of them taken off where that is known
+            (:func:`probes.control_variates.without_batches`); may hold not-a-numbers.
     """
 
     unigram_entropy: float | None = None
@@ -126,6 +127,22 @@ class Landmarks:
             raise ValueError("a reference run needs at least two finite losses at increasing steps")
         object.__setattr__(self, "reference_steps", steps)
         object.__setattr__(self, "reference_losses", losses)
+
+    @classmethod
+    def of_text(cls, *, unigram_entropy: float, bigram_entropy: float, vocab_size: int) -> Landmarks:
+        """What a text says of any run over it.
+
+        Args:
+            unigram_entropy: of the training text, nats.
+            bigram_entropy: likewise, of a token given the one before it.
+            vocab_size: V; an untrained model loses ln V.
+
+        Returns:
+            Landmarks; without the unigram entropy where the token before tells next to nothing (a hundredth of it), as in a
+            text of one token, for then a good model may stand still there.
+        """
+        tells = unigram_entropy - bigram_entropy > 0.01 * unigram_entropy
+        return cls(unigram_entropy=unigram_entropy if tells else None, initial_loss=math.log(vocab_size))
 
     @property
     def has_reference(self) -> bool:

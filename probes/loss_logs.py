@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probes.divergence_criteria import Landmarks
 from probes.errors import KeelError
 from probes.onset import FloatArray
 from probes.tensorboard_events import event_rows, is_event_file
@@ -150,6 +151,7 @@ def read_loss_log(path: Path, *, need_rates: bool = True) -> RunLog:
     if not rows:
         raise LossLogError(f"'{path}' holds no rows; a log has one row per optimizer step with its loss and learning rate")
     columns = _columns(path, rows, need_rates=need_rates)
+    notes += _half_known(rows)
     points = _points(path, rows, columns, notes)
     if "step" not in columns:
         points = _number(points, notes)
@@ -249,6 +251,15 @@ def _columns(path: Path, rows: Sequence[Mapping[str, Any]], *, need_rates: bool)
                 f"a column of one of these names would do: {', '.join(_NAMES[wanted])}"
             )
     return columns
+
+
+def _half_known(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note where a log has only one of the losses of a batch."""
+    found = _choose(dict.fromkeys(name for row in rows for name in row if name is not None), _NAMES)
+    known, missing = ([key for key in _OF_BATCH if (key in found) is there] for there in (True, False))
+    if not known or not missing:
+        return []
+    return [f"column '{found[known[0]]}' is not used: there is no {missing[0]} beside it"]
 
 
 def _chosen(found: Iterable[str]) -> dict[str, str]:
@@ -439,8 +450,10 @@ def _known_of_run(log: Path, notes: list[str]) -> dict[str, Any]:
     corpus = _object_in(log.with_name("result.json"), notes).get("corpus")
     if isinstance(corpus, dict):
         entropy, n_tokens = corpus.get("unigram_entropy"), corpus.get("vocab_size")
-        if isinstance(entropy, float) and math.isfinite(entropy):
-            known["unigram_entropy"] = entropy
+        pairs = corpus.get("bigram_entropy", 0.0)
+        if isinstance(entropy, float) and isinstance(pairs, float) and math.isfinite(entropy) and math.isfinite(pairs):
+            text = Landmarks.of_text(unigram_entropy=entropy, bigram_entropy=pairs, vocab_size=2)
+            known["unigram_entropy"] = text.unigram_entropy
         if isinstance(n_tokens, int) and n_tokens > 1:
             known["initial_loss"] = math.log(n_tokens)
     return known

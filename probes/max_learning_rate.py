@@ -215,7 +215,9 @@ def landmarks_for(corpus: Corpus, reference: Sequence[StepRecord] | None = None)
     Returns:
         The judge's landmarks.
     """
-    known = Landmarks(unigram_entropy=corpus.unigram_entropy, initial_loss=math.log(corpus.vocab_size))
+    known = Landmarks.of_text(
+        unigram_entropy=corpus.unigram_entropy, bigram_entropy=corpus.bigram_entropy, vocab_size=corpus.vocab_size
+    )
     return known if reference is None else beside_reference(known, reference)
 
 

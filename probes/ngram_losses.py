@@ -20,7 +20,7 @@ _Ids: TypeAlias = npt.NDArray[np.int64]
 _Counts: TypeAlias = npt.NDArray[np.intp]
 _Nats: TypeAlias = npt.NDArray[np.float64]
 
-_DENSE_COUNTS = 1 << 24
+_DENSE_PAIRS = 1 << 20  # 8 MB
 _FEWEST = 2  # tokens that make a pair
 
 
@@ -99,7 +99,7 @@ def _check(tokens: _Tokens, vocab_size: int) -> None:
 
 
 def _is_dense(vocab_size: int) -> bool:
-    return vocab_size**2 <= _DENSE_COUNTS
+    return vocab_size**2 <= _DENSE_PAIRS
 
 
 def _counted_pairs(tokens: _Tokens, vocab_size: int) -> tuple[_Ids, _Counts]:

@@ -44,7 +44,7 @@ def check_placement(placement: Mapping[str, object], model: nn.Module) -> None:
     if left:
         raise CheckpointError(
             f"the placement gives no device to {len(left)} parameter(s) of {what}, first '{left[0]}'; add "
-            f"'{left[0].rpartition('.')[0]}', or '' for the whole model"
+            f"'{left[0].rpartition('.')[0] or left[0]}', or '' for the whole model"
         )
 
 

@@ -2,7 +2,6 @@ r"""Run one trial in its folder: train, judge, write the result. This is what ev
 
 from __future__ import annotations
 
-import math
 import os
 import traceback
 from collections.abc import Mapping, Sequence
@@ -124,7 +123,7 @@ def _landmarks(corpus: Mapping[str, Any], reference: Sequence[StepRecord] | None
     from probes.divergence import Landmarks
     from probes.max_learning_rate import beside_reference
 
-    known = Landmarks(unigram_entropy=corpus["unigram_entropy"], initial_loss=math.log(corpus["vocab_size"]))
+    known = Landmarks.of_text(**{name: corpus[name] for name in ("unigram_entropy", "bigram_entropy", "vocab_size")})
     return known if reference is None else beside_reference(known, reference)
 
 

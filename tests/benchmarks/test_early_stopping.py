@@ -19,7 +19,7 @@ from probes.trial_folder import TrialFolder
 from tests.probes._sweeps import one_trial, pretended_result, small_sweep
 
 STEPS = 60
-CORPUS = {"unigram_entropy": 3.0, "vocab_size": 256}
+CORPUS = {"unigram_entropy": 3.0, "bigram_entropy": 2.0, "vocab_size": 256}
 BREAKS = 30
 """Step from which the loss is no number."""
 STOP = BREAKS + JudgeThresholds().non_finite_patience - 1

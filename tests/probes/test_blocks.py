@@ -54,6 +54,13 @@ class TestKeelFirstBlock:
         assert [s.shortcut_scale for s in sublayers] == [1.0, 1.0, 4.0, 4.0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_shapes_can_be_had_without_numbers(dtype) -> None:
+    with torch.device("meta"):
+        model = Transformer(small_config(compute_dtype=dtype))
+    assert model(torch.zeros(2, 7, dtype=torch.int64, device="meta")).shape[:2] == (2, 7)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("ffn", ["swiglu", "gelu", "relu"])
 @pytest.mark.parametrize("scheme", SCHEMES)

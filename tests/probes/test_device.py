@@ -19,6 +19,7 @@ WRONG = {
     "no name of a device": ("abacus", "Expected one of cpu"),
     "not on this machine": ("cuda:77", ""),
     "without numbers": ("meta", "it holds shapes and no numbers"),
+    "of a package that is not there": ("hpu", "No module named"),
 }
 
 
@@ -27,6 +28,11 @@ WRONG = {
 def test_what_cannot_be_used_is_named_with_the_reason_and_what_works(name: str, reason: str, error: type[KeelError]) -> None:
     with pytest.raises(error, match=rf"^device '{name}' cannot be used: {reason}.*; 'cpu' always works$"):
         resolve_device(name, error=error)
+
+
+def test_a_number_that_counts_nothing_is_refused() -> None:
+    with pytest.raises(DeviceError, match="cannot be used: Overflow"):
+        resolve_device(2**70)
 
 
 def test_a_name_may_be_of_a_device_that_is_elsewhere() -> None:

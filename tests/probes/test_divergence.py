@@ -430,3 +430,16 @@ def test_five_thousand_steps_take_less_than_a_second(maker):
     start = time.process_time()
     judge_curve(curve, to_end=True)
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(("unigram", "bigram", "known"), [(3.2, 2.4, True), (3.2, 3.19, False), (0.0, 0.0, False)])
+def test_unigram_entropy_is_a_landmark_where_the_token_before_tells_more(unigram, bigram, known):
+    marks = Landmarks.of_text(unigram_entropy=unigram, bigram_entropy=bigram, vocab_size=256)
+    assert (marks.unigram_entropy == unigram) is known
+    assert marks.initial_loss == pytest.approx(math.log(256))
+
+
+def test_a_text_of_one_token_is_no_stagnation():
+    losses = np.maximum(5.5 - 0.4 * np.arange(200), 0.0)
+    marks = Landmarks.of_text(unigram_entropy=0.0, bigram_entropy=0.0, vocab_size=256)
+    assert not ramp(losses, landmarks=marks).diverged

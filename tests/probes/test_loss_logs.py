@@ -431,3 +431,10 @@ def test_event_files_need_their_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(TensorBoardError, match=r"needs the package tensorboard, .*: pip install 'keel-dynamics\[logs\]'"):
         read_loss_log(path)
+
+
+@pytest.mark.parametrize("there", ["unigram_loss", "bigram_loss"])
+def test_one_loss_of_the_batches_alone_is_not_used_and_said(tmp_path, there):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", [row | {there: 3.0} for row in rows()]))
+    assert log.batch_losses is None
+    assert any(note.startswith(f"column '{there}' is not used: there is no ") for note in log.notes)

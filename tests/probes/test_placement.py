@@ -79,3 +79,10 @@ def test_the_children_of_every_family_are_a_placement(family: str) -> None:
     check_placement({name: "cpu" for name, _ in model.named_children()}, model)
     with pytest.raises(CheckpointError, match="has no such module; nearest: "):
         check_placement({"": "cpu", f"blocks.{N_BLOCKS}": "cpu"}, model)
+
+
+def test_a_parameter_of_the_model_itself_is_named() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    with pytest.raises(CheckpointError, match="first 'scale'; add 'scale', or '' for the whole model"):
+        check_placement({"0": "cpu"}, model)

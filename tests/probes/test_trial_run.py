@@ -69,7 +69,7 @@ def test_a_replay_is_given_the_batches_and_a_reference_without_its_own(monkeypat
     run = [replace(record, unigram_loss=None) if record.step <= 5 else record for record in records]
     given: dict[str, Any] = {}
     monkeypatch.setattr(probes.divergence, "judge_run", lambda *a, **options: given.update(options))
-    judge_records(run, {"unigram_entropy": 3.0, "vocab_size": 256}, ramp_steps=200, reference=records)
+    judge_records(run, {"unigram_entropy": 3.0, "bigram_entropy": 2.0, "vocab_size": 256}, ramp_steps=200, reference=records)
     assert np.isnan(given["batch_losses"][:5]).all()
     assert given["batch_losses"][5:].tolist() == of_batch[5:].tolist()
     losses = np.array([record.loss for record in records])
