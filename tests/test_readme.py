@@ -17,6 +17,8 @@ from figures.paper_check import Verdict, check_paper
 from figures.paper_tables import load_tables
 from figures.pipeline import stored_frame
 from probes.cli import main as entry
+from probes.divergence import Landmarks, judge_run
+from probes.loss_logs import read_loss_log
 
 README = Path(__file__).parents[1] / "README.md"
 SESSION = re.compile(r"```console\n\$ (keel [^\n]+)\n(.*?)\n```", re.DOTALL)
@@ -91,3 +93,24 @@ def test_core_minutes_of_the_table_are_those_of_the_benchmark() -> None:
     words = " ".join(README.read_text(encoding="utf-8").split())
     assert f"in {minutes['as_committed']} core-minutes ({minutes['to_the_end']} with every ramp run to its end" in words
     assert f"{minutes['stopping_everywhere']} if all were stopped early" in words
+
+
+def test_the_stress_test_in_the_readme_is_what_the_judge_says_of_its_log() -> None:
+    """The steps of the run that was shown are stored; training it again takes half a minute."""
+    log = read_loss_log(Path(__file__).parent / "data" / "readme_post_ln.csv")
+    assert log.learning_rates is not None
+    answer = judge_run(
+        log.steps.tolist(),
+        log.learning_rates.tolist(),
+        log.losses.tolist(),
+        batch_losses=log.batch_losses,
+        ramp_steps=600,
+        landmarks=Landmarks.of_text(unigram_entropy=3.240838860450743, bigram_entropy=2.4279269362564464, vocab_size=256),
+    )
+    (shown,) = [output for command, output in SESSIONS if command == "keel max-lr --scheme post_ln --preset cpu"]
+    assert f"seed 0 ({answer.last_step} steps in " in shown
+    assert answer.verdict() in shown
+    assert [reason for reason in answer.reasons if f"  {reason}\n" not in shown] == []
+    for each in answer.criteria:
+        name, status = (value.value.replace("_", " ") for value in (each.criterion, each.status))
+        assert re.search(rf"^{name} +{status} .* {each.max_lr:.4g}$", shown, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Labelled synthetic loss curves of ramps, written before the judge and independent of it.
+"""Labelled synthetic loss curves of ramps, independent of the judge; all but those that wander were written before it.
 
 A curve is a mean (what the run does) plus autocorrelated noise (batches). Loss levels are those of byte models (ln 256 = 5.55
 at the start, unigram entropy about 3.2, 2 to 2.5 at the end) and of token models (11, 7, 4). A label says what was done to

@@ -1,6 +1,8 @@
 import math
 import time
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,13 +46,32 @@ def falling_to(plateau, onset, n_steps, start=11.0):
 # --- quality ---
 
 
+@cache
+def judged_curves(shapes, seed):
+    curves = make_curves(shapes, 20, seed)
+    return curves, [judge_curve(curve) for curve in curves]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_readme_says_how_many_curves_the_judge_names_right():
+    sets = [judged_curves(TUNED_ON, 1), judged_curves(HELD_OUT, 20260130)]
+    pairs = [pair for curves, answers in sets for pair in zip(curves, answers, strict=True)]
+    named = [(curve, answer) for curve, answer in pairs if answer.outcome.value == curve.kind]
+    errors = [abs(answer.onset_step - curve.onset) / curve.n_steps for curve, answer in named if curve.onset]
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    assert f"Of {len(pairs)} synthetic curves ({len(MAKERS)} ways to go well or wrong" in text
+    assert f"it names {len(named)} right" in text
+    assert f"the onset error is {np.median(errors):.1%} of the ramp in the median".replace("%", " %") in text
+    assert np.quantile(errors, 0.9) < 0.04
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("shapes", "seed"), [(TUNED_ON, 1), (HELD_OUT, 20260130)], ids=["tuned on", "held out"])
 def test_quality_on_labelled_curves(shapes, seed):
-    """At least 97 % of 280 curves of the right kind, and a median onset error under 2 % of the ramp."""
-    curves = make_curves(shapes, 20, seed)
-    answers = [judge_curve(curve) for curve in curves]
+    """At least 97 % of 340 curves of the right kind, and a median onset error under 2 % of the ramp."""
+    curves, answers = judged_curves(shapes, seed)
     right = [answer.outcome.value == curve.kind for curve, answer in zip(curves, answers, strict=True)]
     errors = [
         abs(answer.onset_step - curve.onset) / curve.n_steps

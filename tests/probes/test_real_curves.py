@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from probes.control_variates import without_batches
-from probes.divergence import Landmarks, StreamingJudge, judge_run
+from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge, judge_run
 from probes.divergence_criteria import Record
 from tests.probes._real_curves import real_curves
 
@@ -51,7 +51,7 @@ def test_a_reader_would_accept_kind_and_onset(curve):
     assert accepted(curve, answer), answer.verdict()
 
 
-@pytest.mark.parametrize("curves", [FITTED, HELD_OUT], ids=["in view", "held out"])
+@pytest.mark.parametrize("curves", [FITTED, HELD_OUT], ids=["in view", "not in view"])
 def test_most_readers_accept_as_they_accept_each_other(curves):
     """The judge is accepted by two of three readers nearly as often as a reader is by at least one of the other two."""
     by_most = np.mean([accepted(curve, judged(curve)) >= 2 for curve in curves])
@@ -62,7 +62,7 @@ def test_most_readers_accept_as_they_accept_each_other(curves):
             kind = first.kind.split("|")[0]
             readers.append(any(other.allows(kind, first.middle) for other in others))
     print(f"\n{len(curves)} curves: accepted by two of three {by_most:.3f}; readers by one of two {np.mean(readers):.3f}")
-    assert by_most >= 0.9
+    assert by_most >= np.mean(readers) - 0.1
 
 
 @by_curve
@@ -88,13 +88,46 @@ def test_batches_make_most_of_the_noise(curve):
     assert record(curve).noise < 0.4 * record(curve, batches=False).noise
 
 
+def counts(curves, **options):
+    """On how many curves at least one reader, and at least two, would accept the judge; and by their first readings alone."""
+    answers = [judged(curve, **options) for curve in curves]
+    every = [accepted(curve, answer) for curve, answer in zip(curves, answers, strict=True)]
+    first = [
+        sum(reading.ways[0].allows(answer.outcome.value, answer.onset_step) for reading in curve.readings)
+        for curve, answer in zip(curves, answers, strict=True)
+    ]
+    return [sum(vote >= n for vote in votes) for votes in (every, first) for n in (1, 2)]
+
+
 def test_the_readme_says_how_often_readers_accept_the_judge_and_how_much_noise_is_left():
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
-    votes = [accepted(curve, judged(curve)) for curve in CURVES]
-    least, most = (sum(vote >= n for vote in votes) for n in (1, 2))
-    assert f"on {least} of {len(CURVES)} at least one of them would accept its kind and onset, on {most} at least two" in text
+    one, two, first_one, first_two = counts(CURVES)
+    assert f"On {one} of {len(CURVES)} at least one of them would accept its kind and onset, on {two} at least two" in text
+    assert f"by their first readings alone {first_one} and {first_two}." in text
+    assert f"with {len(FITTED)} of these curves in view; of the {len(HELD_OUT)} others" in text
+    raw_one, raw_two, *_ = counts(CURVES, batches=False)
+    assert f"Without the batch losses, as most logs come, {raw_one} and {raw_two} of {len(CURVES)} are accepted" in text
     left = np.median([record(curve).noise / record(curve, batches=False).noise for curve in CURVES])
     assert f"that leaves {left:.2f} of the noise, in the median over {len(CURVES)} recorded ramps" in text
+
+
+def test_the_readme_says_where_pre_ln_stays_on_the_high_ramp():
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    curves = [curve for curve in FITTED if curve.scheme == "pre_ln" and curve.peak_lr == 0.25]
+    below = [curve.unigram_entropy - float(np.median(record(curve).losses)) for curve in curves]
+    assert len(below) == 3
+    assert f"its level is, in the median over the steps, {min(below):.1f} to {max(below):.1f} nats below the unigram" in text
+
+
+def test_the_readme_says_what_the_former_thresholds_make_of_keel_and_pre_ln():
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    former = JudgeThresholds(rise=0.05, plateau_margin=0.1)
+    high = {c.seed: judged(c, thresholds=former) for c in FITTED if c.scheme == "pre_ln" and c.peak_lr == 0.25}
+    words = ["healthy" if answer.lower_bound else f"{answer.max_lr:.4f}" for _, answer in sorted(high.items())]
+    assert f"Pre-LN's Max LR on the ramp to 0.25 is {words[0]}, {words[1]} and {words[2]} in the three seeds" in text
+    keel = [c for c in FITTED if c.scheme == "keel" and c.n_sublayers == 64]
+    assert [round(float(np.median([judged(c, thresholds=former).max_lr for c in keel if c.peak_lr == 0.25])), 3)] == [0.064]
+    assert sum(judged(c, thresholds=former).diverged for c in keel if c.peak_lr == 0.05) == 2
 
 
 def record(curve, *, batches=True):
@@ -102,7 +135,7 @@ def record(curve, *, batches=True):
     return Record(curve.steps.astype(float), losses, curve.ramp_steps, landmarks(curve))
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("scale", [0.2, 3.0])
 def test_units_do_not_matter(scale):
     """Nats or any other unit: the onset of a real curve stays where it is."""
     curve = next(c for c in CURVES if c.name == "scaled_shortcut_input_gain-64-0.25-seed0")
