@@ -44,9 +44,20 @@ __all__ = [
 ]
 
 
+_TELLING = 0.01  # of the unigram entropy: what the token before must tell for the entropy to be a landmark
+_WINDOWS = (0.02, 0.1)  # of the ramp: narrowest and widest window of a lasting level
+_LEAST_LEARNED = (0.05, 0.02)  # of the first loss: what a run, a reference has learned at least
+_LASTS_BESIDE = 0.6  # of the time since the departure: a plateau beside a reference lasts as long
+_AT_PLATEAU = (2.0, 0.01)  # within so many standard deviations, or this share of the fall
+_FAR_FROM_PLATEAU = (8.0, 0.05)  # likewise: still falling towards it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeThresholds:
-    """Every threshold of the judge; the same for all schemes.
+    """Every threshold of what counts; the same for all schemes.
+
+    They say what counts. How an onset is dated once something counts, how far is smoothed and how the noise of the batches is
+    taken off is not for choice: see :mod:`probes.rise_onset`, :mod:`probes.onset` and :mod:`probes.control_variates`.
 
     Shares of the ramp are of its number of steps. Shares of what is learned are dimensionless.
 
@@ -141,7 +152,7 @@ class Landmarks:
             Landmarks; without the unigram entropy where the token before tells next to nothing (a hundredth of it), as in a
             text of one token, for then a good model may stand still there.
         """
-        tells = unigram_entropy - bigram_entropy > 0.01 * unigram_entropy
+        tells = unigram_entropy - bigram_entropy > _TELLING * unigram_entropy
         return cls(unigram_entropy=unigram_entropy if tells else None, initial_loss=math.log(vocab_size))
 
     @property
@@ -214,7 +225,8 @@ class Record:
         spacing = (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
         whole = self.ramp_steps / max(float(spacing), 1e-9)
         needed = 5 * (noise / tolerance) ** 2 if tolerance > 0 else math.inf
-        return int(max(5, min(max(needed, 0.02 * whole), 0.1 * whole))) | 1
+        narrowest, widest = (share * whole for share in _WINDOWS)
+        return int(max(5, min(max(needed, narrowest), widest))) | 1
 
     @cached_property
     def aged_level(self) -> FloatArray:
@@ -320,7 +332,7 @@ def _stands_out(record: Record, rise: Rise) -> bool:
 def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, noise: FloatArray) -> Rise | None:
     lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(level)[:-1]])
     lowest_after = np.minimum.accumulate(level[::-1])[::-1]
-    learned = np.maximum(record.initial - lowest_before, 0.05 * abs(record.initial))
+    learned = np.maximum(record.initial - lowest_before, _LEAST_LEARNED[0] * abs(record.initial))
     where_lowest = np.maximum.accumulate(np.where(level[:-1] < lowest_before[:-1], np.arange(len(level) - 1), 0))
     noise = np.maximum(noise, noise[np.concatenate([[0], where_lowest])])
     tolerance = np.maximum(thresholds.rise * learned, thresholds.rise_noise * noise)
@@ -462,7 +474,7 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
     noise = thresholds.gap_noise * math.hypot(record.noise, reference.noise)
     window = record.lasting_window(thresholds.gap * max(reference.initial - float(reference.level.min()), 0.0), noise)
     healthy = running_median(reference.losses, window)
-    learned = np.maximum(reference.initial - healthy, 0.02 * abs(reference.initial))
+    learned = np.maximum(reference.initial - healthy, _LEAST_LEARNED[1] * abs(reference.initial))
     gap = running_median(record.losses, window) - healthy
     limit = np.maximum(thresholds.gap * learned, noise * math.sqrt(5 / window))
     above = gap > limit
@@ -474,7 +486,7 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
     departure = _date_departure(record, reference, first + int(ahead[-1]) + 1 if len(ahead) else first, start)
     knee = _date_knee(record, 0)
     flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
-    flat = flat and record.share(knee) >= max(thresholds.gap_patience, 0.6 * record.share(departure))
+    flat = flat and record.share(knee) >= max(thresholds.gap_patience, _LASTS_BESIDE * record.share(departure))
     end, expected = _end_level(record, knee), float(healthy[-1])
     certain = flat and min(record.share(knee), record.share(start)) >= thresholds.plateau_patience
     return Lag(
@@ -513,11 +525,11 @@ def _date_knee(record: Record, start: int) -> int:
     """Where a fall, or a rise, from ``start`` on ends in the plateau at the end of the record."""
     distance = np.abs(record.aged_level[start:] - _end_level(record, start))
     height, noise = float(distance[0]), record.aged_noise[start:]
-    inside = distance <= np.maximum(2 * noise, 0.01 * height)
+    inside = distance <= np.maximum(_AT_PLATEAU[0] * noise, _AT_PLATEAU[1] * height)
     if inside[0]:
         return start
     reached = int(np.argmax(inside))
-    far = np.flatnonzero(distance[:reached] > np.maximum(0.05 * height, 8 * noise[:reached]))
+    far = np.flatnonzero(distance[:reached] > np.maximum(_FAR_FROM_PLATEAU[0] * noise[:reached], _FAR_FROM_PLATEAU[1] * height))
     first = min(int(far[-1]) if len(far) else 0, max(reached - 4, 0))
     last = min(len(distance), reached + 2 * max(reached - first, 5))
     window = slice(start + first, start + last)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["date_rise"]
 
+_BEFORE_SHARP = slice(-20, -4)  # points before a rise was recognised: the level that a sharp one leaves
+_STANDS_OUT = 4.0  # standard deviations: a point of a sharp rise
+_SHARP = 6.0  # likewise: its level, within two points ...
+_SHARP_SHARE = 0.25  # ... and of the whole rise
+_SHARP_POINTS = 6  # a sharp rise takes no more
 _USUAL = 0.9  # quantile
 _NEAR = 0.5  # tolerances above the lowest level: still the level before
 _UP = 0.75  # likewise: up
@@ -55,13 +60,14 @@ def _date_sharp_rise(record: Record, recognised: int, smooth: FloatArray) -> int
     """A sharp rise: the first of a few neighbours whose own loss stands out of the noise; None where the rise takes longer."""
     base = float(smooth[:recognised].min())
     top = float(smooth[-3:].min()) if len(smooth) - recognised > 3 else float(smooth[-1])
-    usual = float(np.median(record.losses[max(0, recognised - 20) : max(1, recognised - 4)]))
+    first, last = _BEFORE_SHARP.start, _BEFORE_SHARP.stop
+    usual = float(np.median(record.losses[max(0, recognised + first) : max(1, recognised + last)]))
     index = recognised
-    while index > 1 and record.losses[index - 1] > usual + 4 * record.noise:
+    while index > 1 and record.losses[index - 1] > usual + _STANDS_OUT * record.noise:
         index -= 1
     soon = float(record.level[min(recognised + 2, len(record.level) - 1)])
-    sharp = recognised - index <= 6 and soon > max(base + 0.25 * (top - base), usual + 6 * record.noise)
-    return index if sharp else None
+    sharp = soon > max(base + _SHARP_SHARE * (top - base), usual + _SHARP * record.noise)
+    return index if sharp and recognised - index <= _SHARP_POINTS else None
 
 
 def _date_climb(record: Record, recognised: int, tolerance: float) -> int:
