@@ -4,14 +4,15 @@ Most of the noise of a training loss from step to step is which batch was drawn.
 batches (:mod:`probes.ngram_losses`) is known and goes with it: a control variate (Glasserman 2003, Monte Carlo Methods in
 Financial Engineering, section 4.1). Its deviation from its mean, times a coefficient, is taken off.
 
-Only what can be trusted is: of a text that grows harder on the way (the sums of the deviations wander further than those of
-independent ones) what is slow stays in the loss, and a batch far from the others leaves its point as it was. The coefficients
-are the least-squares ones of a moving window, between deviations from running medians, so that the course of the run is no
-part of them: a run that falls back to the unigram plateau goes with the unigram loss alone, one that has learned context with
-the bigram loss too.
+Only what can be trusted is. A column that drifts (a text that grows harder on the way: the sums of its deviations wander
+further than those of independent ones) is left out, since nobody can tell its drift from the run's. A batch far from the
+others, or one that is not known, leaves its point as it was; where many are not known, all points stay, since a run that is
+cleaned in part is not one run. The coefficients are the least-squares ones of a moving window, between deviations from running
+medians, so that the course of the run is no part of them: a run that falls back to the unigram plateau goes with the unigram
+loss alone, one that has learned context with the bigram loss too.
 
-Status: approximate. With a coefficient fixed beforehand nothing would be biased; estimated from the same points it leaves a
-bias of order 1/n. Assumes that batches are drawn independently.
+Status: approximate. With coefficients fixed beforehand nothing would be biased; estimated from the same points they leave a
+bias of order 1/n, and of many columns a part of the noise stays. Assumes that batches are drawn independently.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from numpy.typing import NDArray
 
 from probes.onset import FloatArray, noise_deviation, running_median
 
-__all__ = ["LEAST_POINTS", "without_batches"]
+__all__ = ["LEAST_POINTS", "clean", "without_batches"]
 
 LEAST_POINTS = 101
 """Fewer points say too little of a coefficient. Also the window of the moving least squares; odd."""
 _COURSE = 21  # points of the running median that is taken for the course of a run
-_CENTRE = 201  # likewise of a batch loss that drifts
-_DRIFTS = 2.5  # largest sum of deviations, over the root of their number: 7 in a million of independent ones are beyond
+_UNKNOWN = 0.02  # of the points: with more batches unknown, nothing is taken off
 _FAR = 4.0  # standard deviations, of a loss
 _BATCH_FAR = 8.0  # likewise, of a batch loss
+_DRIFTS = 2.5  # largest sum of deviations over the root of their number: of independent normal ones 7 in a million are beyond
 _MOST = 0.95  # of the batch losses are not far, or they have no one centre
+_NOT_TAKEN = "what the batches make of the loss is not taken off"
 _RIDGE = 1e-6  # per point, of a unit of variance: batch losses that vary alike
 
 
@@ -42,11 +44,12 @@ def without_batches(losses: FloatArray, batch_losses: FloatArray | None) -> Floa
 
     Args:
         losses: of a run, shape (n,), nats; those that are not finite stay as they are.
-        batch_losses: of k models that do not learn, on the same batches, shape (n, k), in any unit. None leaves all as they
-            are; so does a row that is not finite beside a finite loss, since a run that is cleaned in part is not one run.
+        batch_losses: of k models that do not learn, on the same batches, shape (n, k), in any unit; not finite where unknown.
+            None leaves all as they are.
 
     Returns:
-        Shape (n,), nats: as before where fewer than :data:`LEAST_POINTS` losses are finite. A finite loss stays finite.
+        Shape (n,), nats: as before where fewer than :data:`LEAST_POINTS` losses are finite, more than 2 % of their batches
+        are unknown, or every column is constant or drifts. A finite loss stays finite.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -57,53 +60,67 @@ def without_batches(losses: FloatArray, batch_losses: FloatArray | None) -> Floa
         >>> bool(np.abs(without_batches(course + 0.7 * batches[:, 0], batches) - course).max() < 0.15)
         True
     """
+    return clean(losses, batch_losses)[0]
+
+
+def clean(losses: FloatArray, batch_losses: FloatArray | None) -> tuple[FloatArray, str | None]:
+    """What :func:`without_batches` returns, and what was done in words; None without batch losses."""
     losses = np.asarray(losses, float)
     if batch_losses is None:
-        return losses
+        return losses, None
     batches = np.asarray(batch_losses, float)
     if batches.ndim != 2 or len(batches) != len(losses):
         raise ValueError(f"{len(losses)} losses and batch losses of shape {batches.shape}; they must be (n,) and (n, k)")
     finite = np.isfinite(losses)
-    known = np.isfinite(batches).all(axis=1)
-    if finite.sum() < LEAST_POINTS or not known[finite].all():
-        return losses
+    n_points, n_unknown = int(finite.sum()), int((finite & ~np.isfinite(batches).all(axis=1)).sum())
+    if n_points < LEAST_POINTS:
+        return losses, f"{_NOT_TAKEN}: {n_points} points, and it takes {LEAST_POINTS}"
+    if n_unknown > _UNKNOWN * n_points:
+        return losses, f"{_NOT_TAKEN}, for it is not known of {n_unknown} of {n_points} steps"
+    share = _share_of_batches(losses[finite], batches[finite])
+    if share is None:
+        return losses, f"{_NOT_TAKEN}: the losses of the batches do not vary, or drift"
     cleaned = losses.copy()
-    cleaned[finite] -= _share_of_batches(losses[finite], batches[finite])
-    return cleaned
+    cleaned[finite] -= share
+    before, after = noise_deviation(losses[finite]), noise_deviation(cleaned[finite])
+    return cleaned, f"what the batches make of the loss is taken off: that leaves a noise of {after:.2g} nats, of {before:.2g}"
 
 
-def _share_of_batches(losses: FloatArray, batches: FloatArray) -> FloatArray:
-    """What to take off, shape (n,)."""
-    fast = losses - running_median(losses, _COURSE)
-    columns = [standard for column in batches.T if (standard := _standardised(column)) is not None]
+def _share_of_batches(losses: FloatArray, batches: FloatArray) -> FloatArray | None:
+    """What to take off, shape (n,); None where no column can be used."""
+    known = np.isfinite(batches).all(axis=1)
+    columns = [z for column in batches.T if (z := _standardised(np.where(known, column, np.nan))) is not None]
     if not columns:
-        return np.zeros_like(losses)
+        return None
     deviations = np.stack(columns, axis=1)
-    trusted: NDArray[np.bool_] = np.all(np.abs(deviations) <= _BATCH_FAR, axis=1)
+    trusted: NDArray[np.bool_] = known & np.all(np.abs(deviations) <= _BATCH_FAR, axis=1)
     deviations = np.where(trusted[:, None], deviations, 0.0)
     fast_deviations = np.stack([column - running_median(column, _COURSE) for column in deviations.T], axis=1)
+    fast = losses - running_median(losses, _COURSE)
     usable = trusted & (np.abs(fast) <= _FAR * noise_deviation(losses))
-    coefficients = _moving_least_squares(fast_deviations * usable[:, None], fast * usable)
+    coefficients = _moving_least_squares(np.where(usable[:, None], fast_deviations, 0.0), np.where(usable, fast, 0.0))
     return cast("FloatArray", (deviations * coefficients).sum(axis=1))
 
 
 def _standardised(column: FloatArray) -> FloatArray | None:
-    """Deviations from the centre, in standard deviations; None where the column does not vary.
+    """Deviations from the mean, few far values left out, in standard deviations; 0 where not known.
 
-    The centre is the mean, few far values left out; of a column that drifts it is the running median.
+    None where most of its values are alike, or it drifts.
     """
-    largest = float(np.abs(column).max())
-    scaled = column / largest if largest > 0 else column  # huge numbers must not overflow
-    deviation = noise_deviation(scaled)
+    known = np.isfinite(column)
+    largest = float(np.abs(column[known]).max(initial=0.0))
+    if not largest > 0:
+        return None
+    scaled = column / largest  # huge numbers must not overflow
+    deviation = noise_deviation(scaled[known])
     if not deviation > 0:
         return None
-    around: FloatArray = (scaled - np.median(scaled)) / deviation
+    around: FloatArray = np.where(known, (scaled - np.median(scaled[known])) / deviation, 0.0)
     near = np.abs(around) <= _BATCH_FAR
-    around -= around[near].mean()
+    around = np.where(known, around - around[near & known].mean(), 0.0)
     bridge = np.cumsum(np.where(near, around, 0.0))
-    if near.mean() < _MOST or np.abs(bridge).max() > _DRIFTS * math.sqrt(len(bridge)):
-        around = (scaled - running_median(scaled, _CENTRE)) / deviation
-    return around
+    drifts = near.mean() < _MOST or np.abs(bridge).max() > _DRIFTS * math.sqrt(len(bridge))
+    return None if drifts else around
 
 
 def _moving_least_squares(x: FloatArray, y: FloatArray) -> FloatArray:

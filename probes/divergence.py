@@ -8,9 +8,9 @@ Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number)
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
 reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
 
-Where the losses of models that do not learn are known for the same batches, of every step so far and of 101 at least, what the
-batches make of the loss is taken off before anything is judged (:mod:`probes.control_variates`). A reference comes with its own
-taken off (:func:`probes.max_learning_rate.landmarks_for` does so).
+Where the losses of models that do not learn are known for the same batches, what the batches make of the loss is taken off
+before anything is judged (:mod:`probes.control_variates`). A reference comes with its own taken off
+(:func:`probes.max_learning_rate.landmarks_for` does so).
 
 A reference adds evidence and takes none away: beside it the entropy counts as without. It clears a run only where it has
 points, and only if it does not diverge itself, for it is judged first.
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probes.control_variates import LEAST_POINTS, without_batches
+from probes.control_variates import clean
 from probes.divergence_criteria import (
     JudgeThresholds,
     Lag,
@@ -42,7 +42,7 @@ from probes.divergence_criteria import (
 )
 from probes.errors import KeelError
 from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
-from probes.onset import FloatArray, noise_deviation, running_median
+from probes.onset import FloatArray, running_median
 
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
@@ -116,7 +116,7 @@ class StreamingJudge:
         self._rates: list[float] = []
         self._losses: list[float] = []
         self._batches = array("d")  # rows of _n_batch_losses
-        self._clean: FloatArray | None = None
+        self._clean: tuple[FloatArray, str | None] | None = None
         self._n_batch_losses: int | None = None
         self._bad_gradients = 0
         self._bad_losses = 0  # in a row
@@ -194,9 +194,9 @@ class StreamingJudge:
     @property
     def _cleaned(self) -> FloatArray:
         """The losses without what their batches make of them, shape (n,)."""
-        if self._clean is None or len(self._clean) != len(self._losses):
-            self._clean = without_batches(np.asarray(self._losses, float), self._batch_losses)
-        return self._clean
+        if self._clean is None or len(self._clean[0]) != len(self._losses):
+            self._clean = clean(np.asarray(self._losses, float), self._batch_losses)
+        return self._clean[0]
 
     def judgement(self) -> Judgement:
         """The judgement of the points so far; asking changes nothing.
@@ -448,8 +448,8 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
     if judge._bad_gradients:
         notes.append(f"{judge._bad_gradients} gradient norms were not finite")
-    if (note := _note_of_batches(judge, losses)) is not None:
-        notes.append(note)
+    if judge._clean is not None and judge._clean[1] is not None:
+        notes.append(judge._clean[1])
     reference = judge._reference
     if reference is not None and reference.outcome is Outcome.CANNOT_JUDGE and reference.onset_step is not None:
         notes.append(
@@ -457,24 +457,6 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
             "entropy would tell"
         )
     return tuple(notes)
-
-
-def _note_of_batches(judge: StreamingJudge, losses: FloatArray) -> str | None:
-    """What became of the batch losses; None without any."""
-    batches = judge._batch_losses
-    if batches is None:
-        return None
-    raw = np.asarray(judge._losses[: len(losses)], float)
-    finite = np.isfinite(raw)
-    missing = int((finite & ~np.isfinite(batches[: len(losses)]).all(axis=1)).sum())
-    if missing:
-        return f"what the batches make of the loss is not taken off, for it is not known of {missing} of {finite.sum()} steps"
-    if finite.sum() < LEAST_POINTS:
-        return f"what the batches make of the loss is not taken off: {finite.sum()} points, and it takes {LEAST_POINTS}"
-    return (
-        "what the batches make of the loss is taken off: that leaves a noise of "
-        f"{noise_deviation(losses[finite]):.2g} nats, of {noise_deviation(raw[finite]):.2g}"
-    )
 
 
 def _doubts(judge: StreamingJudge, findings: _Findings) -> list[str]:

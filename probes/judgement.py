@@ -102,7 +102,8 @@ class Judgement:
             of a run without divergence.
         lower_bound: whether ``max_lr`` is only known to be tolerated, and the true value may be larger.
         resolution: learning rate from one point to the next (median), the step in which Max LR can be told.
-        best_loss: lowest loss reached (running median of five points), nats; NaN without a finite loss.
+        best_loss: lowest level reached (running median of five points, what the batches make of them taken off where that is
+            known), nats; NaN without a finite loss.
         best_step: where.
         last_step: last step judged.
         ramp_steps: length of the ramp.

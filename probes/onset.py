@@ -12,7 +12,7 @@ dated to a step or two.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -45,8 +45,18 @@ class Bend(Enum):
     """What the curve does before and after the bend."""
 
     LEVEL_BEFORE = "level before, any slope after"
+    JUMP = "level before, another level after"
     LEVEL_AFTER = "any slope before, level after"
     ROUND_LEVEL_AFTER = "levels out like a parabola, level after"
+
+
+_PIECES: Mapping[Bend, Callable[[FloatArray], FloatArray]] = {
+    Bend.LEVEL_BEFORE: lambda distance: np.maximum(0, distance),
+    Bend.JUMP: lambda distance: (distance > 0).astype(np.float64),
+    Bend.LEVEL_AFTER: lambda distance: np.minimum(0, distance),
+    Bend.ROUND_LEVEL_AFTER: lambda distance: np.minimum(0, distance) ** 2,
+}
+"""What is no level, of the distance to the bend."""
 
 
 def running_median(values: FloatArray, window: int = 5) -> FloatArray:
@@ -209,8 +219,8 @@ def _best(candidates: FloatArray, t: FloatArray, y: FloatArray, bends: Sequence[
 def _squares_left(candidates: FloatArray, t: FloatArray, y: FloatArray, bend: Bend) -> FloatArray:
     """Of each candidate's fit, all fits at once: arrays (candidates, points, columns)."""
     distance = (t[None, :] - candidates[:, None]) / max(float(t[-1] - t[0]), 1.0)
-    piece = np.maximum(0, distance) if bend is Bend.LEVEL_BEFORE else np.minimum(0, distance)
-    design = np.stack([np.ones_like(piece), piece**2 if bend is Bend.ROUND_LEVEL_AFTER else piece], axis=2)
+    piece = _PIECES[bend](distance)
+    design = np.stack([np.ones_like(piece), piece], axis=2)
     transposed = design.transpose(0, 2, 1)
     gram = transposed @ design
     ridge = 1e-12 * np.trace(gram, axis1=1, axis2=2)  # a piece without points leaves its slope free

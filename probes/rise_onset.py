@@ -3,9 +3,10 @@ r"""Where a rise began that was recognised later: the foot of the climb that car
 The *usual range* is what the level keeps to before: from where it is first within half the tolerance of its lowest value, to
 where it last is; its upper end is the nine-tenths quantile of that stretch. A run that wanders about its level therefore does
 not begin to rise where it happens to be low. The level is *left* where it is last within the usual range, and *up* where it
-then first is three quarters of the tolerance above its lowest value. The foot is the bend between a level and a rise, by least
-squares over that climb and twice its length before it. What comes after is another matter: a second rise does not move the
-onset of the first.
+then first is three quarters of the tolerance above its lowest value, and a quarter above the usual range; no tolerance is more
+than three fifths of the whole rise. The foot is the bend between a level and a rise, by least squares over that climb, a
+quarter of the smoothing window after it, and before it twice its length (the smoothing window or eight points if that is more).
+What comes after is another matter: a second rise does not move the onset of the first.
 
 Sharp rises, whose points stand out of the noise one by one, begin with the first such point.
 
@@ -38,6 +39,7 @@ _UP_BEYOND = 0.25  # tolerances above the usual range, at least
 _MOST = 0.6  # of the whole rise: a tolerance is no larger
 _BEFORE = 2.0  # lengths of the climb
 _LEAST_BEFORE = 8  # points
+_AFTER = 4  # of the window in which the level was smoothed, after the climb
 
 
 def date_rise(record: Record, recognised: int, smooth: FloatArray, tolerance: float) -> int:
@@ -88,6 +90,7 @@ def _date_climb(record: Record, recognised: int, tolerance: float) -> int:
     up = np.flatnonzero(level[left:] >= max(base + _UP * tolerance, usual + _UP_BEYOND * tolerance))
     end = left + int(up[0]) if len(up) else len(level) - 1
     start = max(first, left - int(max(_BEFORE * (end - left), window, _LEAST_BEFORE)))
+    end = min(end + window // _AFTER, len(level) - 1)
     climb = slice(start, end + 1)
     if end + 1 - start < 4:
         return left + 1

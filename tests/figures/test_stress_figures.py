@@ -131,7 +131,11 @@ def test_runs_are_chosen_by_the_judge_alone(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("probes.trial_folder.TrialFolder.records", records)
     result = {
-        "training": {"corpus": {"unigram_entropy": 3.2, "vocab_size": 256}, "validation_loss": None, "outcome": "finished"}
+        "training": {
+            "corpus": {"unigram_entropy": 3.2, "bigram_entropy": 2.4, "vocab_size": 256},
+            "validation_loss": None,
+            "outcome": "finished",
+        }
     }
     monkeypatch.setattr("probes.trial_folder.TrialFolder.result", property(lambda self: result))
     sweep = {"schemes": list(fates), "blocks": [2], "widths": [16], "training": {"steps": steps, "batch_size": 1, "seq_len": 8}}
@@ -181,7 +185,7 @@ def plain_runs(tmp_path, monkeypatch, *, stuck: bool) -> pd.DataFrame:
             for i, (rate, loss) in enumerate(zip(rates, losses, strict=True))
         ]
 
-    corpus = {"unigram_entropy": 3.2, "vocab_size": 256}
+    corpus = {"unigram_entropy": 3.2, "bigram_entropy": 2.4, "vocab_size": 256}
     result = {"training": {"corpus": corpus, "validation_loss": 2.0, "outcome": "finished"}}
     monkeypatch.setattr("probes.trial_folder.TrialFolder.records", records)
     monkeypatch.setattr("probes.trial_folder.TrialFolder.result", property(lambda self: result))

@@ -119,15 +119,25 @@ def test_the_readme_says_where_pre_ln_stays_on_the_high_ramp():
     assert f"its level is, in the median over the steps, {min(below):.1f} to {max(below):.1f} nats below the unigram" in text
 
 
-def test_the_readme_says_what_the_former_thresholds_make_of_keel_and_pre_ln():
+def test_the_readme_says_what_the_former_thresholds_make_of_the_table():
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
     former = JudgeThresholds(rise=0.05, plateau_margin=0.1)
-    high = {c.seed: judged(c, thresholds=former) for c in FITTED if c.scheme == "pre_ln" and c.peak_lr == 0.25}
-    words = ["healthy" if answer.lower_bound else f"{answer.max_lr:.4f}" for _, answer in sorted(high.items())]
+
+    def by_seed(scheme, peak_lr, n_sublayers=64):
+        chosen = [c for c in FITTED if (c.scheme, c.peak_lr, c.n_sublayers) == (scheme, peak_lr, n_sublayers)]
+        return [judged(c, thresholds=former) for c in sorted(chosen, key=lambda c: c.seed)]
+
+    words = ["healthy" if each.lower_bound else f"{each.max_lr:.4f}" for each in by_seed("pre_ln", 0.25)]
     assert f"Pre-LN's Max LR on the ramp to 0.25 is {words[0]}, {words[1]} and {words[2]} in the three seeds" in text
-    keel = [c for c in FITTED if c.scheme == "keel" and c.n_sublayers == 64]
-    assert [round(float(np.median([judged(c, thresholds=former).max_lr for c in keel if c.peak_lr == 0.25])), 3)] == [0.064]
-    assert sum(judged(c, thresholds=former).diverged for c in keel if c.peak_lr == 0.05) == 2
+    assert f"Keel's stays at {np.median([each.max_lr for each in by_seed('keel', 0.25)]):.3f}" in text
+    assert sum(each.diverged for each in by_seed("keel", 0.05)) == 2
+    assert sum(each.diverged for each in by_seed("scaled_shortcut_normed_input_gain", 0.05)) == 3
+    (deep,) = by_seed("keel", 0.05, 256)
+    assert f"at 256 sub-layers ends in an {deep.outcome.words} at {deep.max_lr:.4f}" in text
+    for weak in ("post_ln", "deepnorm", "hybrid_norm", "mix_ln"):
+        for peak_lr in (0.05, 0.25):
+            now = [judged(c).max_lr for c in FITTED if (c.scheme, c.peak_lr, c.n_sublayers) == (weak, peak_lr, 64)]
+            assert sorted(now) == sorted(each.max_lr for each in by_seed(weak, peak_lr))
 
 
 def record(curve, *, batches=True):

@@ -31,7 +31,7 @@ def test_a_rise_is_dated_to_its_beginning(length):
 
 
 def test_a_second_rise_does_not_move_the_onset_of_the_first():
-    first = np.where(np.arange(500) < 180, 2.6, 2.95)
+    first = np.where(np.arange(500) < 180, 2.6, 3.05)
     second = first + np.where(np.arange(500) < 350, 0.0, 0.5)
     assert abs(np.median(errors(first, 180))) <= 6
     assert abs(np.median(errors(second, 180))) <= 6
