@@ -45,14 +45,12 @@ class Bend(Enum):
     """What the curve does before and after the bend."""
 
     LEVEL_BEFORE = "level before, any slope after"
-    JUMP = "level before, another level after"
     LEVEL_AFTER = "any slope before, level after"
     ROUND_LEVEL_AFTER = "levels out like a parabola, level after"
 
 
 _PIECES: Mapping[Bend, Callable[[FloatArray], FloatArray]] = {
     Bend.LEVEL_BEFORE: lambda distance: np.maximum(0, distance),
-    Bend.JUMP: lambda distance: (distance > 0).astype(np.float64),
     Bend.LEVEL_AFTER: lambda distance: np.minimum(0, distance),
     Bend.ROUND_LEVEL_AFTER: lambda distance: np.minimum(0, distance) ** 2,
 }
