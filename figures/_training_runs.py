@@ -3,7 +3,7 @@ r"""Training runs behind the figures: by the sweep machinery, resumable, finishe
 **Learning rates.** One rule for every figure, fixed before any of its runs: a learning rate of the paper times
 :data:`LR_FACTOR`. Table 1 gives Keel at 64 sub-layers a Max LR of 1.01e-2 at width 1024; at width 64 the high ramp of
 ``benchmarks/sweeps/table1_cpu.toml`` gave 0.0625 to 0.069 over three seeds, median 0.0675, when the rule was fixed. Their ratio
-is the factor. (The same logs, dated by a later judge, give 0.061 to 0.064; the factor was not changed afterwards.) Keel is the
+is the factor. (A later judge dates the same runs to 0.064 in all three; the factor was not changed afterwards.) Keel is the
 anchor since it is the one scheme whose upper end both have seen: Pre-LN has none up to 0.25 here. The GPU presets are wide
 enough to take the paper's learning rates as they are.
 """

@@ -64,7 +64,19 @@ def without_batches(losses: FloatArray, batch_losses: FloatArray | None) -> Floa
 
 
 def clean(losses: FloatArray, batch_losses: FloatArray | None) -> tuple[FloatArray, str | None]:
-    """What :func:`without_batches` returns, and what was done in words; None without batch losses."""
+    """Take off what the batches make of the losses, and say so.
+
+    Args:
+        losses: as of :func:`without_batches`, shape (n,), nats.
+        batch_losses: likewise, shape (n, k), in any unit.
+
+    Returns:
+        What :func:`without_batches` returns, shape (n,), nats; and what was done or why nothing was, in words, None without
+        batch losses.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
     losses = np.asarray(losses, float)
     if batch_losses is None:
         return losses, None

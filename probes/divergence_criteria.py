@@ -40,6 +40,7 @@ __all__ = [
     "find_rise",
     "lag_at_entropy",
     "lag_behind_reference",
+    "telling_entropy",
     "uncovered",
 ]
 
@@ -50,6 +51,24 @@ _LEAST_LEARNED = (0.05, 0.02)  # of the first loss: what a run, a reference has 
 _LASTS_BESIDE = 0.6  # of the time since the departure: a plateau beside a reference lasts as long
 _AT_PLATEAU = (2.0, 0.01)  # within so many standard deviations, or this share of the fall
 _FAR_FROM_PLATEAU = (8.0, 0.05)  # likewise: still falling towards it
+
+
+def telling_entropy(unigram_entropy: float, bigram_entropy: float) -> float | None:
+    """The unigram entropy, nats, where standing still there says something of a run.
+
+    Args:
+        unigram_entropy: of the training text, nats.
+        bigram_entropy: likewise, of a token given the one before it.
+
+    Returns:
+        None where the token before tells next to nothing (a hundredth of it), as in a text of one token: a good model may
+        stand still there.
+
+    Example:
+        >>> telling_entropy(3.2, 2.4), telling_entropy(0.0, 0.0)
+        (3.2, None)
+    """
+    return unigram_entropy if unigram_entropy - bigram_entropy > _TELLING * unigram_entropy else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +168,10 @@ class Landmarks:
             vocab_size: V; an untrained model loses ln V.
 
         Returns:
-            Landmarks; without the unigram entropy where the token before tells next to nothing (a hundredth of it), as in a
-            text of one token, for then a good model may stand still there.
+            Landmarks, with the entropy of :func:`telling_entropy`.
         """
-        tells = unigram_entropy - bigram_entropy > _TELLING * unigram_entropy
-        return cls(unigram_entropy=unigram_entropy if tells else None, initial_loss=math.log(vocab_size))
+        entropy = telling_entropy(unigram_entropy, bigram_entropy)
+        return cls(unigram_entropy=entropy, initial_loss=math.log(vocab_size))
 
     @property
     def has_reference(self) -> bool:

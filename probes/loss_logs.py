@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.divergence_criteria import Landmarks
+from probes.divergence_criteria import telling_entropy
 from probes.errors import KeelError
 from probes.onset import FloatArray
 from probes.tensorboard_events import event_rows, is_event_file
@@ -452,8 +452,7 @@ def _known_of_run(log: Path, notes: list[str]) -> dict[str, Any]:
         entropy, n_tokens = corpus.get("unigram_entropy"), corpus.get("vocab_size")
         pairs = corpus.get("bigram_entropy", 0.0)
         if isinstance(entropy, float) and isinstance(pairs, float) and math.isfinite(entropy) and math.isfinite(pairs):
-            text = Landmarks.of_text(unigram_entropy=entropy, bigram_entropy=pairs, vocab_size=2)
-            known["unigram_entropy"] = text.unigram_entropy
+            known["unigram_entropy"] = telling_entropy(entropy, pairs)
         if isinstance(n_tokens, int) and n_tokens > 1:
             known["initial_loss"] = math.log(n_tokens)
     return known

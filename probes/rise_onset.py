@@ -32,6 +32,7 @@ _STANDS_OUT = 4.0  # standard deviations: a point of a sharp rise
 _SHARP = 6.0  # likewise: its level, within two points ...
 _SHARP_SHARE = 0.25  # ... and of the whole rise
 _SHARP_POINTS = 6  # a sharp rise takes no more
+_SMOOTH = 4.0  # standard deviations of the noise that the level is to tell from the tolerance
 _USUAL = 0.9  # quantile
 _NEAR = 0.5  # tolerances above the lowest level: still the level before
 _UP = 0.75  # likewise: up
@@ -39,7 +40,7 @@ _UP_BEYOND = 0.25  # tolerances above the usual range, at least
 _MOST = 0.6  # of the whole rise: a tolerance is no larger
 _BEFORE = 2.0  # lengths of the climb
 _LEAST_BEFORE = 8  # points
-_AFTER = 4  # of the window in which the level was smoothed, after the climb
+_AFTER = 0.25  # of the smoothing window, after the climb
 
 
 def date_rise(record: Record, recognised: int, smooth: FloatArray, tolerance: float) -> int:
@@ -74,7 +75,7 @@ def _date_sharp_rise(record: Record, recognised: int, smooth: FloatArray) -> int
 
 def _date_climb(record: Record, recognised: int, tolerance: float) -> int:
     """The foot of a climb that takes its time."""
-    window = record.lasting_window(tolerance, 4 * record.lasting_noise)
+    window = record.lasting_window(tolerance, _SMOOTH * record.lasting_noise)
     level = running_median(record.clipped, window)
     base = float(level[:recognised].min())
     tolerance = min(tolerance, _MOST * max(float(np.median(level[recognised:])) - base, 0.0))
@@ -90,7 +91,7 @@ def _date_climb(record: Record, recognised: int, tolerance: float) -> int:
     up = np.flatnonzero(level[left:] >= max(base + _UP * tolerance, usual + _UP_BEYOND * tolerance))
     end = left + int(up[0]) if len(up) else len(level) - 1
     start = max(first, left - int(max(_BEFORE * (end - left), window, _LEAST_BEFORE)))
-    end = min(end + window // _AFTER, len(level) - 1)
+    end = min(end + int(_AFTER * window), len(level) - 1)
     climb = slice(start, end + 1)
     if end + 1 - start < 4:
         return left + 1

@@ -19,8 +19,8 @@ from figures.pipeline import stored_frame
 from probes.cli import main as entry
 from probes.divergence import Landmarks, judge_run
 from probes.loss_logs import read_loss_log
+from tests._readme import README, readme_words
 
-README = Path(__file__).parents[1] / "README.md"
 SESSION = re.compile(r"```console\n\$ (keel [^\n]+)\n(.*?)\n```", re.DOTALL)
 SLOW = ("keel verify", "keel grad-norm", "keel max-lr", "keel layer-removal", "keel train", "keel sweep")
 SESSIONS = [(command, output) for command, output in SESSION.findall(README.read_text(encoding="utf-8"))]
@@ -69,7 +69,7 @@ def test_readme_counts_the_papers_contradictions_as_the_check_does() -> None:
     done = check_paper(load_tables())
     contradictions = done.of(Verdict.CONTRADICTION)
     reconciled = [each for each in contradictions if any("reconciles" in found.note for found in each.disagreements)]
-    text = " ".join(README.read_text(encoding="utf-8").split())
+    text = readme_words()
     expected = (
         f"It finds {len(contradictions)} contradictions in {len(done.results)} checks, {NUMBERS[len(reconciled)]} of them "
         "depths that count blocks in one place and sub-layers in another, "
@@ -82,7 +82,7 @@ def test_readme_dates_the_vanishing_gradient_as_the_committed_frame_does() -> No
     stored = stored_frame("heat_maps", "cpu")
     assert stored is not None
     found = heat_maps.finding(stored.frame)["swiglu"]["post_ln"]["vanishes"]
-    text = " ".join(README.read_text(encoding="utf-8").split())
+    text = readme_words()
     assert f"below a thousandth of what it is at the top by step {found['step']}, " in text
     assert f"at a learning rate of {found['lr']:.2g} and a loss of {found['loss']:.2f} nats/token" in text
 
@@ -90,7 +90,7 @@ def test_readme_dates_the_vanishing_gradient_as_the_committed_frame_does() -> No
 def test_core_minutes_of_the_table_are_those_of_the_benchmark() -> None:
     record = json.loads((README.parent / "benchmarks/results/early_stopping.json").read_text(encoding="utf-8"))
     minutes = {name: round(seconds / 60) for name, seconds in record["table"]["seconds"].items()}
-    words = " ".join(README.read_text(encoding="utf-8").split())
+    words = readme_words()
     assert f"in {minutes['as_committed']} core-minutes ({minutes['to_the_end']} with every ramp run to its end" in words
     assert f"{minutes['stopping_everywhere']} if all were stopped early" in words
 

@@ -2,7 +2,6 @@ import math
 import time
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from probes.divergence import JudgeThresholds, Landmarks, RunRecordError, StreamingJudge, judge_run
 from probes.judgement import Criterion, Outcome, Status
+from tests._readme import readme_words
 from tests.probes._curves import HELD_OUT, MAKERS, TUNED_ON, make_curves
 
 PEAK = 0.05
@@ -59,7 +59,7 @@ def test_the_readme_says_how_many_curves_the_judge_names_right():
     pairs = [pair for curves, answers in sets for pair in zip(curves, answers, strict=True)]
     named = [(curve, answer) for curve, answer in pairs if answer.outcome.value == curve.kind]
     errors = [abs(answer.onset_step - curve.onset) / curve.n_steps for curve, answer in named if curve.onset]
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    text = readme_words()
     assert f"Of {len(pairs)} synthetic curves ({len(MAKERS)} ways to go well or wrong" in text
     assert f"it names {len(named)} right" in text
     assert f"the onset error is {np.median(errors):.1%} of the ramp in the median".replace("%", " %") in text

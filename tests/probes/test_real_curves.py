@@ -1,13 +1,14 @@
 """The judge on recorded curves of real ramps, beside what readers make of them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from probes.control_variates import without_batches
 from probes.divergence import JudgeThresholds, Landmarks, StreamingJudge, judge_run
-from probes.divergence_criteria import Record
+from probes.divergence_criteria import Record, find_rise
+from probes.judgement import Criterion, Outcome, Status
+from probes.onset import running_median
+from tests._readme import readme_words
 from tests.probes._real_curves import real_curves
 
 CURVES = real_curves()
@@ -51,6 +52,25 @@ def test_a_reader_would_accept_kind_and_onset(curve):
     assert accepted(curve, answer), answer.verdict()
 
 
+MISSED_WHOLE = {"scaled_shortcut_input_gain-64-0.05-seed2": "a drift that gathers pace, dated ten steps before the readings"}
+"""Curves whose rise is dated otherwise once all of their points are there, and in what way."""
+
+
+def _rising():
+    """Curves that are judged to leave their level; those missed are expected to fail."""
+    marks = {name: [pytest.mark.xfail(reason=reason, strict=True)] for name, reason in MISSED_WHOLE.items()}
+    rising = [curve for curve in CURVES if judged(curve).outcome is Outcome.IRRECOVERABLE_SPIKE]
+    return [pytest.param(curve, id=curve.name, marks=marks.get(curve.name, [])) for curve in rising]
+
+
+@pytest.mark.parametrize("curve", _rising())
+def test_more_of_the_curve_dates_the_same_rise(curve):
+    """Not only the verdict that stands: a fresh look at all points finds the onset where a reader would accept it."""
+    rise = find_rise(record(curve), JudgeThresholds())
+    assert rise is not None
+    assert curve.accepted_by("irrecoverable_spike", int(curve.steps[rise.index]))
+
+
 @pytest.mark.parametrize("curves", [FITTED, HELD_OUT], ids=["in view", "not in view"])
 def test_most_readers_accept_as_they_accept_each_other(curves):
     """The judge is accepted by two of three readers nearly as often as a reader is by at least one of the other two."""
@@ -62,7 +82,7 @@ def test_most_readers_accept_as_they_accept_each_other(curves):
             kind = first.kind.split("|")[0]
             readers.append(any(other.allows(kind, first.middle) for other in others))
     print(f"\n{len(curves)} curves: accepted by two of three {by_most:.3f}; readers by one of two {np.mean(readers):.3f}")
-    assert by_most >= np.mean(readers) - 0.1
+    assert by_most >= max(0.9, np.mean(readers) - 0.1)
 
 
 @by_curve
@@ -100,7 +120,7 @@ def counts(curves, **options):
 
 
 def test_the_readme_says_how_often_readers_accept_the_judge_and_how_much_noise_is_left():
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    text = readme_words()
     one, two, first_one, first_two = counts(CURVES)
     assert f"On {one} of {len(CURVES)} at least one of them would accept its kind and onset, on {two} at least two" in text
     assert f"by their first readings alone {first_one} and {first_two}." in text
@@ -112,20 +132,69 @@ def test_the_readme_says_how_often_readers_accept_the_judge_and_how_much_noise_i
 
 
 def test_the_readme_says_where_pre_ln_stays_on_the_high_ramp():
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
-    curves = [curve for curve in FITTED if curve.scheme == "pre_ln" and curve.peak_lr == 0.25]
-    below = [curve.unigram_entropy - float(np.median(record(curve).losses)) for curve in curves]
+    text = readme_words()
+    below = [curve.unigram_entropy - float(np.median(record(curve).losses)) for curve in table("pre_ln", 0.25)]
     assert len(below) == 3
     assert f"its level is, in the median over the steps, {min(below):.1f} to {max(below):.1f} nats below the unigram" in text
 
 
+def table(scheme, peak_lr, n_sublayers=64):
+    """The curves of a cell of the table, by seed."""
+    chosen = [c for c in FITTED if (c.scheme, c.peak_lr, c.n_sublayers) == (scheme, peak_lr, n_sublayers)]
+    return sorted(chosen, key=lambda curve: curve.seed)
+
+
+def test_the_readme_compares_ramps_and_depths_as_they_are():
+    text = readme_words()
+    median = {
+        (scheme, peak_lr): np.median([judged(curve).max_lr for curve in table(scheme, peak_lr)])
+        for scheme in ("post_ln", "deepnorm", "hybrid_norm", "mix_ln")
+        for peak_lr in (0.05, 0.25)
+    }
+    assert "the other three have a higher Max LR on the steeper ramp" in text
+    assert {scheme for scheme, _ in median if median[scheme, 0.25] > median[scheme, 0.05]} == {
+        "post_ln",
+        "deepnorm",
+        "hybrid_norm",
+    }
+    (keel,), (post_ln,) = table("keel", 0.05, 256), table("post_ln", 0.05, 256)
+    assert "four times Post-LN's rate" in text
+    assert round(judged(keel).max_lr / judged(post_ln).max_lr) == 4
+    assert "it learns to 3.0 nats" in text
+    assert round(float(running_median(record(keel).losses, 21).min()), 1) == 3.0
+    assert "two of its seeds end less than a tenth of what was learned above their lowest level" in text
+    levels = [running_median(record(curve).losses, 21) for curve in table("keel", 0.05)]
+    above = [(level[-11:].mean() - level.min()) / (np.log(256) - level.min()) for level in levels]
+    assert sorted(share > 0.05 for share in above) == [False, True, True]
+    assert max(above) < 0.1
+
+
+@pytest.mark.parametrize("curve", [c for c in FITTED if c.scheme != "pre_ln" and c.n_sublayers == 64], ids=lambda c: c.name)
+def test_no_run_of_the_table_is_a_degradation_beside_pre_ln(curve):
+    (healthy,) = [c for c in table("pre_ln", curve.peak_lr) if c.seed == curve.seed]
+    known = Landmarks(
+        unigram_entropy=curve.unigram_entropy,
+        initial_loss=curve.initial_loss,
+        reference_steps=healthy.steps.astype(float),
+        reference_losses=record(healthy).losses,
+    )
+    answer = judge_run(
+        curve.steps,
+        curve.learning_rates,
+        curve.losses,
+        batch_losses=curve.batch_losses,
+        ramp_steps=curve.ramp_steps,
+        landmarks=known,
+    )
+    assert answer.criterion(Criterion.DEGRADATION).status is Status.NOT_MET
+
+
 def test_the_readme_says_what_the_former_thresholds_make_of_the_table():
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    text = readme_words()
     former = JudgeThresholds(rise=0.05, plateau_margin=0.1)
 
-    def by_seed(scheme, peak_lr, n_sublayers=64):
-        chosen = [c for c in FITTED if (c.scheme, c.peak_lr, c.n_sublayers) == (scheme, peak_lr, n_sublayers)]
-        return [judged(c, thresholds=former) for c in sorted(chosen, key=lambda c: c.seed)]
+    def by_seed(*cell):
+        return [judged(curve, thresholds=former) for curve in table(*cell)]
 
     words = ["healthy" if each.lower_bound else f"{each.max_lr:.4f}" for each in by_seed("pre_ln", 0.25)]
     assert f"Pre-LN's Max LR on the ramp to 0.25 is {words[0]}, {words[1]} and {words[2]} in the three seeds" in text
@@ -136,8 +205,7 @@ def test_the_readme_says_what_the_former_thresholds_make_of_the_table():
     assert f"at 256 sub-layers ends in an {deep.outcome.words} at {deep.max_lr:.4f}" in text
     for weak in ("post_ln", "deepnorm", "hybrid_norm", "mix_ln"):
         for peak_lr in (0.05, 0.25):
-            now = [judged(c).max_lr for c in FITTED if (c.scheme, c.peak_lr, c.n_sublayers) == (weak, peak_lr, 64)]
-            assert sorted(now) == sorted(each.max_lr for each in by_seed(weak, peak_lr))
+            assert [judged(c).max_lr for c in table(weak, peak_lr)] == [each.max_lr for each in by_seed(weak, peak_lr)]
 
 
 def record(curve, *, batches=True):
