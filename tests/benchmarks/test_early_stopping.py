@@ -76,7 +76,7 @@ def test_a_ramp_that_breaks_is_stopped_where_the_judge_is_certain(tmp_path: Path
     assert (found.stop_step, found.end_step) == (STOP, STEPS)
     assert (found.stop_seconds, found.end_seconds) == (2.0 * STOP, 2.0 * STEPS)
     assert found.committed_seconds == found.stop_seconds
-    assert 0 < found.judge_cpu_seconds < 10
+    assert found.judge_cpu_seconds > 0
     assert (found.equal, found.as_heard, found.holds) == (True, True, True)
 
 

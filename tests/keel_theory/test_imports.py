@@ -18,30 +18,26 @@ NUMERIC = (
 )
 SYMBOLIC = ("keel_theory.asymptotics", "keel_theory.derivations", "keel_theory.symbolic_layer_norm")
 PROGRAM = """
-import importlib, json, sys, time
-start = time.process_time()
+import importlib, json, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
-print(json.dumps({"seconds": time.process_time() - start, "modules": sorted(sys.modules)}))
+print(json.dumps(sorted(sys.modules)))
 """
 
 
-def _import(*names: str) -> dict[str, object]:
-    """Import in a fresh interpreter: CPU seconds, and what was loaded."""
+def _modules_after(*names: str) -> set[str]:
+    """What a fresh interpreter has loaded once it has imported these."""
     command = [sys.executable, "-c", PROGRAM, *names]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={"OMP_NUM_THREADS": "1"})
-    loaded: dict[str, object] = json.loads(done.stdout)
-    return loaded
+    return set(json.loads(done.stdout))
 
 
-def test_numeric_modules_load_neither_torch_nor_sympy_and_start_quickly() -> None:
-    loaded = min((_import(*NUMERIC) for _ in range(3)), key=lambda each: each["seconds"])
-    assert not {"torch", "sympy", "pandas", "matplotlib"} & set(loaded["modules"])
-    assert loaded["seconds"] < 0.7
+def test_numeric_modules_load_no_heavy_library() -> None:
+    assert not {"torch", "sympy", "pandas", "matplotlib"} & _modules_after(*NUMERIC)
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_modules_do_not_load_torch(name: str) -> None:
-    modules = _import(name)["modules"]
+    modules = _modules_after(name)
     assert "sympy" in modules
     assert "torch" not in modules

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from probes.executors import JobOptions, MissingSubmititError, RunningElsewhere,
 from probes.trial import SweepError
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import TrialJob
+from tests.probes._fake_slurm import FakeSlurm
 from tests.probes._sweeps import one_trial
 
 
@@ -60,11 +60,6 @@ def submitit(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:
-    done = SimpleNamespace(stdout=stdout, stderr="", returncode=returncode)
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
-
-
 @pytest.mark.parametrize("gpu", [None, "3", "GPU-5a1c", "MIG-7"])
 def test_a_local_process_sees_its_own_gpu_and_its_own_threads(tmp_path: Path, submitit: Recorder, gpu: str | None) -> None:
     before = (os.environ.get("OMP_NUM_THREADS"), signal.getsignal(signal.SIGINT))
@@ -87,8 +82,7 @@ def test_the_gpu_is_named_before_the_trial_begins(tmp_path: Path, monkeypatch: p
     assert seen == [gpu]
 
 
-def test_a_slurm_job_asks_for_what_the_trial_needs(tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "")
+def test_a_slurm_job_asks_for_what_the_trial_needs(tmp_path: Path, submitit: Recorder, slurm: FakeSlurm) -> None:
     options = JobOptions(threads=4, minutes=90, partition="gpu", parameters={"slurm_account": "us"})
     make_executor("slurm", tmp_path, options).submit(work(tmp_path), memory=2_000_000_000, gpu="0")
     assert submitit.made["cluster"] == "slurm"
@@ -104,17 +98,14 @@ def test_a_slurm_job_asks_for_what_the_trial_needs(tmp_path: Path, submitit: Rec
     }
 
 
-def test_a_slurm_job_without_wishes_leaves_them_to_the_cluster(
-    tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(monkeypatch, "")
+def test_a_slurm_job_without_wishes_leaves_them_to_the_cluster(tmp_path: Path, submitit: Recorder, slurm: FakeSlurm) -> None:
     make_executor("slurm", tmp_path, JobOptions()).submit(work(tmp_path), memory=1, gpu=None)
     assert submitit.parameters.keys().isdisjoint({"timeout_min", "slurm_partition", "gpus_per_node"})
 
 
-def test_a_job_that_slurm_refuses_is_one_message(tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "")
-
+def test_a_job_that_slurm_refuses_is_one_message(
+    tmp_path: Path, submitit: Recorder, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(job: TrialJob) -> None:
         raise RuntimeError("sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job submission failed")
 
@@ -125,22 +116,22 @@ def test_a_job_that_slurm_refuses_is_one_message(tmp_path: Path, submitit: Recor
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
-def test_a_queue_is_asked_which_jobs_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "3\n5\n8\n")
+def test_a_queue_is_asked_which_jobs_are_alive(slurm: FakeSlurm) -> None:
+    slurm.does(squeue="echo 3; echo 5; echo 8")
     assert slurm_jobs_alive({"3", "4", "8"}) == {"3", "8"}
 
 
-def test_while_a_queue_does_not_answer_no_job_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "", returncode=1)
+def test_while_a_queue_does_not_answer_no_job_is_given_up(slurm: FakeSlurm) -> None:
+    slurm.does(squeue="exit 1")
     assert slurm_jobs_alive({"3", "4"}) == {"3", "4"}
 
 
-def test_a_job_of_another_scheduler_counts_while_it_waits_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_another_scheduler_counts_while_it_waits_in_the_queue(tmp_path: Path, slurm: FakeSlurm) -> None:
     trial = one_trial()
     other = RunningElsewhere(TrialFolder(tmp_path / trial.key, trial), "8", in_slurm_queue=True)
-    answers(monkeypatch, "8\n")
+    slurm.does(squeue="echo 8")
     assert other.alive()
-    answers(monkeypatch, "9\n")
+    slurm.does(squeue="echo 9")
     assert not other.alive()
 
 
@@ -148,13 +139,6 @@ def test_a_machine_without_slurm_is_told(tmp_path: Path, submitit: Recorder, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SweepError, match=r"executor 'slurm' needs Slurm's commands: squeue: No such file"):
         make_executor("slurm", tmp_path, JobOptions())
-
-
-def script(folder: Path, name: str, body: str) -> None:
-    """A command that stands for one of Slurm's."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-    path.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +149,9 @@ def script(folder: Path, name: str, body: str) -> None:
     ],
 )
 def test_a_queue_that_does_not_answer_is_told_before_anything_is_submitted(
-    tmp_path: Path, submitit: Recorder, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+    tmp_path: Path, submitit: Recorder, slurm: FakeSlurm, body: str, message: str
 ) -> None:
-    script(tmp_path, "squeue", body)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    slurm.does(squeue=body)
     with pytest.raises(SweepError, match=rf"Slurm does not answer: .*{message}; nothing was submitted"):
         make_executor("slurm", tmp_path, JobOptions())
 

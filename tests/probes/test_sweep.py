@@ -23,6 +23,7 @@ from probes.sweep_spec import Sweep
 from probes.trial import SweepError, predicted_flops, predicted_memory
 from probes.trial_folder import TrialFolder, TrialState
 from probes.trial_run import run_trial
+from tests.probes._fake_slurm import FakeSlurm
 from tests.probes._sweeps import PretendingExecutor, finish, numbers, one_trial, small_sweep
 
 
@@ -271,14 +272,6 @@ def test_options_of_another_executor_are_named(executor: str, changes: dict[str,
         RunOptions(executor=executor, **changes)
 
 
-def fake_slurm(path: Path, monkeypatch: pytest.MonkeyPatch, *, squeue: str, sbatch: str) -> None:
-    path.mkdir()
-    for name, body in (("squeue", squeue), ("sbatch", sbatch)):
-        (path / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-        (path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-
-
 @pytest.mark.parametrize(
     ("squeue", "sbatch", "message"),
     [
@@ -289,10 +282,10 @@ def fake_slurm(path: Path, monkeypatch: pytest.MonkeyPatch, *, squeue: str, sbat
 )
 @pytest.mark.parametrize("earlier", [False, True], ids=["new folder", "earlier sweep"])
 def test_a_sweep_that_slurm_refuses_leaves_everything_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, sbatch: str, message: str, earlier: bool
+    tmp_path: Path, slurm: FakeSlurm, squeue: str, sbatch: str, message: str, earlier: bool
 ) -> None:
     pytest.importorskip("submitit")
-    fake_slurm(tmp_path / "bin", monkeypatch, squeue=squeue, sbatch=sbatch)
+    slurm.does(squeue=squeue, sbatch=sbatch)
     folder = SweepFolder(tmp_path / "sweep")
     if earlier:
         before = small_sweep(seeds=[7]).trials()
