@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 2**26
+_LARGEST_EXPONENT = 700.0
 _SHORTCUT_FIELDS = frozenset({"shortcut_scale", "gate", "gate_bias", "norm_out", "profile"})
 
 
@@ -115,7 +116,7 @@ def shortcut_log_product(
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
     runs = scheme.runs(n_sublayers)
-    state = StreamState(variance=stream_variance)
+    state = StreamState.entering(stream_variance)
     for i, run in enumerate(runs):
         normed_later = any(spec.norm_out is not NormKind.NONE for later in runs[i + 1 :] for spec in later.period)
         state = _advance(state, run, question, variance_needed=normed_later)
@@ -192,14 +193,14 @@ def propagate_shortcut(
         array([1., 2., 3., 4.])
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
-    state = StreamState(variance=stream_variance)
+    state = StreamState.entering(stream_variance)
     rows: list[tuple[float, float, float, float, bool]] = []
     variances = [stream_variance]
     for spec in _specs(scheme, n_sublayers):
         update = question.update(spec, state)
         rows.append(
             (
-                update.log_gain(state.variance),
+                update.log_gain(state.variance, state.log_variance),
                 update.shortcut,
                 update.log_shortcut,
                 update.added_variance(state.variance),
@@ -392,10 +393,10 @@ def _advance(state: StreamState, run: SpecRun, question: _Question, *, variance_
         return _walk(state, _run_specs(question.scheme, run, question.n_sublayers), question)
     n_periods, rest = divmod(run.stop - run.start, len(run.period))
     if normed:
-        first = _walk(state, run.period, question)  # behind its norm the stream no longer depends on what came before
-        second = _walk(first, run.period, question)
-        repeated = (n_periods - 1) * (second.log_product - first.log_product)
-        state = replace(second if n_periods > 1 else first, log_product=first.log_product + repeated)
+        state = _walk(state, run.period, question)  # behind its norm the stream no longer depends on what came before
+        again = _walk(replace(state, log_product=0.0), run.period, question)  # one period by itself, never a difference of sums
+        if n_periods > 1:
+            state = replace(again, log_product=state.log_product + (n_periods - 1) * again.log_product)
     else:
         state = _advance_plain(state, run.period, n_periods, question)
     return _walk(state, run.period[:rest], question)
@@ -404,42 +405,47 @@ def _advance(state: StreamState, run: SpecRun, question: _Question, *, variance_
 def _advance_plain(state: StreamState, period: Sequence[ResidualSpec], n_periods: int, question: _Question) -> StreamState:
     """Whole periods without a norm on the stream: gains multiply, and the variance iterates v -> slope v + offset."""
     updates = [question.update(spec, state) for spec in period]
-    slope, offset = 1.0, 0.0
+    log_slope, offset = 0.0, 0.0
     for update in updates:
-        growth = update.sum_variance(1.0) - update.branch_constant
-        slope, offset = slope * growth, (offset * growth if offset else 0.0) + update.branch_constant
+        log_growth = 2.0 * update.log_shortcut + log_one_plus_ratio(update.branch_relative, update.log_shortcut)
+        log_slope, offset = log_slope + log_growth, (offset * _exp(log_growth) if offset else 0.0) + update.branch_constant
     per_period = math.fsum(update.log_shortcut for update in updates)
-    grown = _iterate_affine(state.variance, slope, offset, n_periods)
-    return replace(state, variance=grown, log_product=state.log_product + n_periods * per_period)
+    variance, log_variance = _iterate_affine(state, log_slope, offset, n_periods)
+    log_product = state.log_product + n_periods * per_period
+    return replace(state, variance=variance, log_variance=log_variance, log_product=log_product)
 
 
-def _iterate_affine(value: float, slope: float, offset: float, times: int) -> float:
-    """Apply v -> slope v + offset a number of times; infinite where float64 ends."""
-    if times == 0:
-        return value
-    if slope == 0.0:
-        return offset
-    if slope == 1.0:
-        return value + times * offset
-    exponent = times * math.log(slope)
-    if exponent > 700.0:
-        return math.inf
-    return value * math.exp(exponent) + offset * math.expm1(exponent) / (slope - 1.0)
+def _iterate_affine(state: StreamState, log_slope: float, offset: float, times: int) -> tuple[float, float]:
+    """The stream's variance and its log after v -> slope v + offset a number of times; infinite where float64 ends."""
+    value, exponent = state.variance, times * log_slope
+    if offset == 0.0:
+        return value * _exp(exponent), state.log_variance + exponent
+    if log_slope == 0.0:
+        return value + times * offset, state.log_variance + math.log1p(times * offset / value)
+    if exponent > _LARGEST_EXPONENT:
+        return math.inf, math.inf
+    grown = value * math.exp(exponent) + offset * math.expm1(exponent) / math.expm1(log_slope)
+    return grown, math.log(grown)
+
+
+def _exp(exponent: float) -> float:
+    """The exponential; infinite where float64 ends."""
+    return math.exp(exponent) if exponent <= _LARGEST_EXPONENT else math.inf
 
 
 def _advance_profiled(state: StreamState, run: SpecRun, question: _Question) -> StreamState:
     """Profiled scales telescope: each gain is ω/ω', with ω'² the variance of the sum."""
-    first = question.update(run.period[0], state)
-    profile = first.sum_variance(state.variance)
+    update = question.update(run.period[0], state)
+    first = state.after(update)
+    summed = update.sum_variance(state.variance)
     later = [question.update(spec, state).added_variance(1.0) for spec in run.period]
-    n_later = run.stop - run.start - 1
     shifted = [*later[1:], later[0]]  # the second sub-layer comes first among the later ones
-    cycles, rest = divmod(n_later, len(shifted))
-    profile += cycles * sum(shifted) + sum(shifted[:rest])
-    if not math.isfinite(profile):
+    cycles, rest = divmod(run.stop - run.start - 1, len(shifted))
+    added = cycles * sum(shifted) + sum(shifted[:rest])
+    if not math.isfinite(summed + added):
         raise DomainError("the profiled scale is past float64 (1.8e308); take a smaller branch variance or depth")
-    log_product = state.log_product + first.log_shortcut - 0.5 * math.log(profile)
-    return StreamState(variance=1.0, profile=profile, log_product=log_product)
+    log_product = first.log_product - 0.5 * math.log1p(added / summed)
+    return replace(first, profile=summed + added, log_product=log_product)
 
 
 def _walk(state: StreamState, specs: Iterator[ResidualSpec] | Sequence[ResidualSpec], question: _Question) -> StreamState:

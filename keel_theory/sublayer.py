@@ -149,19 +149,32 @@ class ScalarUpdate:
         """Variance of the stream after the sub-layer; infinite where it is past float64."""
         return self.sum_variance(stream_variance) if self.norm_out is None else self.norm_out**2
 
-    def log_gain(self, stream_variance: float) -> float:
+    def next_log_variance(self, stream_variance: float, log_variance: float) -> float:
+        """Natural log of :meth:`next_variance`, from that of the stream: accurate where the variance is one up to round-off."""
+        if self.norm_out is not None:
+            return 2.0 * math.log(self.norm_out)
+        return log_variance + 2.0 * self.log_shortcut + self._log_growth(stream_variance)
+
+    def log_gain(self, stream_variance: float, log_variance: float | None = None) -> float:
         """Natural log of the shortcut gain; accurate where the gain is one up to round-off.
+
+        Args:
+            stream_variance: v > 0.
+            log_variance: ln v, where it is known better than from v.
 
         Raises:
             DomainError: if an output norm divides by a sum whose stream or branch has left float64.
         """
         if self.norm_out is None:
             return self.log_shortcut
-        added = self.added_variance(stream_variance)
-        if not (math.isfinite(stream_variance) and math.isfinite(added)):
+        if not (math.isfinite(stream_variance) and math.isfinite(self.added_variance(stream_variance))):
             raise DomainError("a variance of the stream is past float64 (1.8e308); take a smaller branch variance or depth")
-        log_growth = log_one_plus_ratio(added, self.log_shortcut, stream_variance)
-        return math.log(self.norm_out) - 0.5 * (math.log(stream_variance) + log_growth)
+        log_kept = math.log(stream_variance) if log_variance is None else log_variance
+        return math.log(self.norm_out) - 0.5 * (log_kept + self._log_growth(stream_variance))
+
+    def _log_growth(self, stream_variance: float) -> float:
+        """Natural log of the sum's variance over what the shortcut brings to it."""
+        return log_one_plus_ratio(self.added_variance(stream_variance), self.log_shortcut, stream_variance)
 
 
 def log_one_plus_ratio(added: float, log_scale: float, kept: float = 1.0) -> float:

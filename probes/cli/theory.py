@@ -335,7 +335,7 @@ def _exp(log_product: float) -> str:
 
 
 def _alpha(n_sublayers: int, min_gain: float, branch_variance: float) -> dict[str, Any]:
-    from keel_theory.design import aligned_branch_cosine_law, branch_share, smallest_alpha, smallest_alpha_law, uniform_product
+    from keel_theory.design import aligned_branch_share, branch_share, smallest_alpha, smallest_alpha_law, uniform_product
 
     alpha = float(smallest_alpha(min_gain, n_sublayers, branch_variance))
     answer: dict[str, Any] = {
@@ -352,7 +352,7 @@ def _alpha(n_sublayers: int, min_gain: float, branch_variance: float) -> dict[st
                 "alpha": scale,
                 "product": float(uniform_product(*case)),
                 "branch_share": float(branch_share(*case)),
-                "aligned_branch_share": 1 - float(aligned_branch_cosine_law(*case)) ** 2,
+                "aligned_branch_share": aligned_branch_share(*case),
             }
     return answer
 
