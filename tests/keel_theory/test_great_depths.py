@@ -114,7 +114,9 @@ def test_a_norm_behind_a_long_stretch_without_one(n_sublayers: int, slope: float
     assert shortcut_log_product(scheme, n_sublayers, branch_variance=1e-9) == pytest.approx(float(exact), rel=1e-9)
 
 
-@pytest.mark.parametrize(("ratio", "n_blocks", "post_ln"), [(0.29, 100, 29), (0.29, 10**8, 29 * 10**6), (1 / 3, 3, 1), (0.25, 6, 1)])
+@pytest.mark.parametrize(
+    ("ratio", "n_blocks", "post_ln"), [(0.29, 100, 29), (0.29, 10**8, 29 * 10**6), (1 / 3, 3, 1), (0.25, 6, 1)]
+)
 def test_mix_ln_counts_its_post_ln_blocks_exactly(ratio: float, n_blocks: int, post_ln: int) -> None:
     scheme = get_scheme("mix_ln").with_parameters(ratio=ratio)
     assert shortcut_log_product(scheme, 2 * n_blocks) == pytest.approx(-post_ln * math.log(2), rel=1e-13)
