@@ -19,7 +19,9 @@ a noise part Q, and r = (number of free dimensions)/D. Then, to first order in 1
 * the projection: a gradient that has passed the norm above is orthogonal to its direction, and by symmetry uniform in the
   rest, so this norm removes only :math:`E\log\sqrt{1 - \sin^2\theta\,t^2} \approx -\sin^2\theta / (2(D-1))` with
   :math:`\sin^2\theta = Q r / m` of the norm above. The last norm meets an isotropic gradient and removes the full share
-  :math:`\tfrac12[\psi(\tfrac{D-1}{2}) - \psi(\tfrac D2)]`.
+  :math:`\tfrac12[\psi(\tfrac{D-1}{2}) - \psi(\tfrac D2)]`, of variance
+  :math:`\tfrac14[\psi'(\tfrac{D-1}{2}) - \psi'(\tfrac D2)]` (LayerNorm: D - 2 for D - 1). Between norms the variance is
+  :math:`\sin^4\theta / (2D^2)`.
 
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (15), (18), (19) for the infinite-width product; the finite-width terms are
 derived here.
@@ -269,7 +271,7 @@ def finite_width_product(
     for position, each in enumerate(sums):
         above = sums[position + 1] if position + 1 < len(sums) else None
         mean += each.mean_log_scale(width) + _mean_log_projection(above, free, width)
-        variance += each.log_scale_variance(width) + _log_projection_variance(above, free)
+        variance += each.log_scale_variance(width) + _log_projection_variance(above, free, width)
     return FiniteWidthProduct(mean=mean, standard_deviation=math.sqrt(variance))
 
 
@@ -510,9 +512,12 @@ def _mean_log_projection(above: _NormalisedSum | None, free: int, width: int) ->
     return -0.5 * (first + second / 2)
 
 
-def _log_projection_variance(above: _NormalisedSum | None, free: int) -> float:
-    sine_squared = 1.0 if above is None else above.sine_squared
-    return sine_squared**2 / (2 * free**2)
+def _log_projection_variance(above: _NormalisedSum | None, free: int, width: int) -> float:
+    if above is None:  # what is left of an isotropic gradient's square is Beta-distributed
+        from scipy.special import polygamma
+
+        return 0.25 * float(polygamma(1, (free - 1) / 2) - polygamma(1, width / 2))
+    return above.sine_squared**2 / (2 * free**2)
 
 
 def _draw(

@@ -11,7 +11,8 @@ and its shortcut part, for a random gradient at large width, is a scalar:
 
 where v is the variance of the stream's entries and q' that of the branch's. All variances are per coordinate, about zero
 (mean squares), in the ``rms`` convention, and dimensionless. A weight γ with unequal entries enters a scalar by its root
-mean square; the paper's ‖γ‖_∞ is an upper bound, equal to it only for equal entries.
+mean square, which is what a random gradient feels. With ‖γ_out‖_∞ in its place the gain is the spectral norm, the most that any
+gradient gains; the paper takes the largest entry of the weights before, too, which is the same where their entries are equal.
 
 **The branch's variance.** q (``branch_variance``) is the variance of F's output for an input of unit variance; F is taken as
 homogeneous of degree one, so that an input of variance s² γ_in² (behind an input norm) or s² v (without one) multiplies it.
@@ -104,7 +105,10 @@ class NormWeights:
 
     @property
     def largest(self) -> NormWeights:
-        """The same with the largest absolute entry in place of each vector: the paper's ‖γ‖_∞, an upper bound."""
+        """The same with the largest absolute entry in place of each vector, the paper's ‖γ‖_∞.
+
+        Of the output norm it gives the spectral norm of the shortcut, the most that any gradient gains.
+        """
         return NormWeights(**{name: float(np.max(np.abs(getattr(self, name)))) for name in _WEIGHTS})
 
 
@@ -455,7 +459,7 @@ class NeglectedTerms:
         eps_share: eps / s², by which eps lowers the squared gain of the norm.
         unequal_weights: what the order of the output weight's entries changes of the squared gain, relative to its mean
             square; 0 for equal entries.
-        weight_peak: ‖γ_out‖_∞ over the root mean square of γ_out, >= 1: by how much the paper's form overstates the gain.
+        weight_peak: ‖γ_out‖_∞ over the root mean square of γ_out, >= 1: by how much the spectral norm is above the gain.
         scalar_gain: the shortcut gain from the measured variances of x and f.
         exact_gain: ‖J_out (shortcut part)‖_F / √D, its exact counterpart.
     """
