@@ -241,7 +241,7 @@ def smallest_scheme_alpha(
     if (best := kept(high)) < wanted:
         raise DomainError(
             f"{scheme.name} keeps at most {np.exp(best):.6g} of the gradient over {n_sublayers} sub-layers, however large "
-            f"alpha is: {min_gain:g} is out of reach; ask for less"
+            f"alpha is, from an embedding of variance {stream_variance:g}: {min_gain:g} is out of reach; ask for less"
         )
     if kept(low) >= wanted:
         return 0.0

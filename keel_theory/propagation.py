@@ -46,6 +46,7 @@ from keel_theory.sublayer import ScalarUpdate, log_one_plus_ratio, scalar_update
 
 __all__ = [
     "finite_width_product",
+    "first_block_log_product",
     "monte_carlo_product",
     "propagate_shortcut",
     "shortcut_log_product",
@@ -125,6 +126,41 @@ def shortcut_log_product(
     if not math.isfinite(state.log_product):
         raise DomainError(f"the log of the product over {n_sublayers} sub-layers is past float64; take a smaller depth")
     return state.log_product
+
+
+def first_block_log_product(
+    scheme: Scheme,
+    n_sublayers: int,
+    *,
+    branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
+    scaled_matrices: int = 0,
+) -> float:
+    """Natural log of the first two sub-layers' gains, where schemes have rules of their own and the embedding's size counts.
+
+    Source: this module's text.   Status: exact as D grows.   Assumes: unit weights, eps = 0, x and f uncorrelated.
+
+    Args:
+        scheme: with its parameters.
+        n_sublayers: of the whole stack, >= 1; one alone is the whole block.
+        branch_variance: q >= 0.
+        stream_variance: v > 0 of the embedding output.
+        scaled_matrices: matrices of a branch that start ``init_gain`` times smaller.
+
+    Returns:
+        Nats.
+
+    Example:
+        >>> from keel_theory.schemes import get_scheme
+        >>> keel = get_scheme("keel") # 1/sqrt(v + 2 q): a loss for unit variances, a gain at the paper's initialisation
+        >>> [round(math.exp(first_block_log_product(keel, 512, branch_variance=q, stream_variance=v)), 3)
+        ...  for v, q in ((1.0, 1.0), (0.02**2, 0.04))]
+        [0.577, 3.527]
+    """
+    question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
+    kinds = alternating_kinds(min(n_sublayers, 2))
+    specs = [scheme.spec(i, n_sublayers, kind) for i, kind in enumerate(kinds)]
+    return _walk(StreamState.entering(stream_variance), specs, question).log_product
 
 
 def shortcut_product(
