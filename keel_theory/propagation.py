@@ -113,7 +113,7 @@ def shortcut_log_product(
         >>> from keel_theory.schemes import get_scheme
         >>> shortcut_log_product(get_scheme("pre_ln"), 1_000_000)
         0.0
-        >>> keel = get_scheme("keel") # the first FFN normalises a stream of variance 2 with a = 1: a factor 1/sqrt(3)
+        >>> keel = get_scheme("keel") # an embedding of variance 1 and q = 1: the first FFN's norm is a factor 1/sqrt(3)
         >>> round(math.exp(shortcut_log_product(keel, 1_000_000)) * math.sqrt(3), 5)
         1.0
     """
