@@ -6,8 +6,8 @@ the cosine between the stack's input and its output. Below the line :math:`\alph
 shortcut; far above it, the branches of a freshly initialised stack are hardly in its output. Post-LN lies on the lower edge.
 
 All sub-layers are alike here. Keel's first block has no scale: from an embedding of variance :math:`v_0` on it adds a factor
-:math:`1/\sqrt{v_0 + 2q}` to what is drawn along its line. The figure says so for :math:`v_0 = 1`; at the paper's start,
-where :math:`v_0` and q are small, the factor is a gain of about 3.5 (``keel verify 19-first-block-initial``).
+:math:`1/\sqrt{v_0 + 2q}` to what is drawn along its line. The figure says so for :math:`v_0 = 1`; where
+:math:`v_0` and q are small, as the paper initialises them, it is a gain of about 3.5 (``keel verify 19-first-block-initial``).
 """
 
 from __future__ import annotations
