@@ -271,7 +271,7 @@ class BestRateCheck(Check):
     def compare(self, tables: PaperTables) -> Iterator[Comparison]:
         """Agrees if the best one is tolerated."""
         rows = tables.frame(self.table, benchmark="Average", architecture=self.architecture)
-        best = rows.loc[rows["value"].idxmax()]
+        best = rows.sort_values("value", kind="stable").iloc[-1]
         scheme = in_words("architecture", self.architecture)
         where = f"{TABLES[self.table].title}, {scheme}: peak learning rate of the best average ({best['printed']})"
         limit = self.limit.reading(tables)

@@ -941,13 +941,13 @@ class _OneSublayer:
     @property
     def mean_gain(self) -> float:
         """The library's gain of a random gradient."""
-        return shortcut_gain(self.spec, **self._stream, weights=self._weights)
+        return shortcut_gain(self.spec, stream_variance=self._stream_variance, weights=self._weights)
 
     @property
     def largest_gain(self) -> float:
         """The library's gain with the largest entry of the output weight: the spectral norm, see ``NormWeights.largest``."""
         weights = replace(self._weights, norm_out=self._weights.largest.norm_out)
-        return shortcut_gain(self.spec, **self._stream, weights=weights)
+        return shortcut_gain(self.spec, stream_variance=self._stream_variance, weights=weights)
 
     def sampled_gain(self) -> dict[str, float]:
         """Gain of a random gradient through the norm."""
@@ -981,8 +981,8 @@ class _OneSublayer:
         return np.asarray(self.spec.shortcut_scale * x + size * rng.standard_normal(x.shape))  # F mixes the entries
 
     @property
-    def _stream(self) -> dict[str, float]:
-        return {"stream_variance": float(np.mean(self.before(_WIDTH) ** 2))}
+    def _stream_variance(self) -> float:
+        return float(np.mean(self.before(_WIDTH) ** 2))
 
     @property
     def _weights(self) -> NormWeights:

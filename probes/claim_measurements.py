@@ -598,7 +598,8 @@ def _own_branch(sublayer: ResidualSublayer, stream: Tensor) -> Tensor:
 
 def _spectral_norms(sublayer: ResidualSublayer, streams: Tensor, branches: Tensor) -> Tensor:
     jacobians = torch.func.vmap(torch.func.jacrev(sublayer.shortcut))(streams, branches)
-    return torch.linalg.matrix_norm(jacobians.detach(), 2)
+    norms: Tensor = torch.linalg.matrix_norm(jacobians.detach(), 2)
+    return norms
 
 
 def _set_weights(sublayer: ResidualSublayer, inside: Tensor, out: Tensor) -> None:

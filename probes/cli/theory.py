@@ -103,7 +103,7 @@ def gain(
     from probes.cli.schemes import parse_settings
 
     values = parse_settings(settings or []) | ({} if alpha is None else {"alpha": alpha})
-    question = {
+    question: dict[str, Any] = {
         "branch_variance": branch_variance,
         "stream_variance": embedding_variance,
         "scaled_matrices": scaled_matrices,
@@ -399,7 +399,7 @@ def _scheme_alpha(
     from keel_theory.propagation import shortcut_log_product
     from keel_theory.variance import variance_profile
 
-    question = {"branch_variance": branch_variance, "stream_variance": embedding_variance}
+    question: dict[str, Any] = {"branch_variance": branch_variance, "stream_variance": embedding_variance}
     alpha = smallest_scheme_alpha(scheme, n_sublayers, min_gain, **question)
     answer: dict[str, Any] = {
         "scheme": scheme.name,
