@@ -36,7 +36,7 @@ _CAPTION_SIZE = 6.0
 _CHARACTERS_PER_INCH = 22.0
 _GREY = "#666666"
 _CUT_SHARE = 0.03
-CUT_WORDS = "the fall in the first 3 % of the steps is cut"
+CUT_WORDS = f"the fall in the first {100 * _CUT_SHARE:g} % of the steps is cut"
 """For captions of figures that use :func:`limit_losses`."""
 
 

@@ -35,8 +35,6 @@ __all__ = [
 Parts = Mapping[str, "bool | None"]
 NEAR_UNIGRAM = 0.02
 """Share of the unigram entropy within which a loss is said to end there: what a run reaches that has learned nothing else."""
-SPIKE = 0.05
-"""Share of what had been learned from which a rise is a spike. (A rise that stays is a divergence from twice that share.)"""
 
 
 class Verdict(str, Enum):
@@ -128,7 +126,8 @@ class Rise:
     Attributes:
         height: nats; infinite where the loss stops being a number.
         step_index: where it is reached.
-        is_spike: whether some rise is more than noise, and more than a twentieth of what had been learned.
+        is_spike: whether some rise is more than noise and more than the share of what had been learned from which the
+            divergence judge counts a rise.
     """
 
     height: float
@@ -137,10 +136,10 @@ class Rise:
 
 
 def largest_rise(losses: Sequence[float] | FloatArray) -> Rise:
-    """The largest rise of a loss curve, whether or not it comes back; what counts as noise is what the judge counts.
+    """The largest rise of a loss curve, whether or not it comes back; what counts as a rise is what the judge counts.
 
-    The level is a running median of five steps. A rise is a spike from 5 % of what had been learned by then, and from four
-    standard deviations of the noise from step to step.
+    The level is a running median of five steps. A rise is a spike from the share ``rise`` of what had been learned by then, and
+    from ``rise_noise`` standard deviations of the noise from step to step: :class:`probes.divergence.JudgeThresholds`.
 
     Args:
         losses: nats, one per optimizer step.
@@ -159,7 +158,8 @@ def largest_rise(losses: Sequence[float] | FloatArray) -> Rise:
     level = running_median(values)
     lowest = np.minimum.accumulate(level)
     rise = level - lowest
-    needed = np.maximum(SPIKE * (level[0] - lowest), JudgeThresholds().rise_noise * noise_deviation(values))
+    judge = JudgeThresholds()
+    needed = np.maximum(judge.rise * (level[0] - lowest), judge.rise_noise * noise_deviation(values))
     where = int(np.argmax(rise))
     return Rise(height=float(rise[where]), step_index=where, is_spike=bool((rise > needed).any()))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from figures._reproduction_rows import Equation, Figure, Sources, Table
 from figures._training_runs import LR_FACTOR
 from keel_theory.schemes import get_scheme
+from probes.divergence import JudgeThresholds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +89,9 @@ EQUATIONS = (
         paper="Post-LN's shortcut gain is of order g_l / (sqrt(2) g_{l-1}), g = ||weight||_inf",
         derivations=("14",),
         claims=("14-gain", "14-largest"),
-        beside=("14-rms",),
-        remark="for equal entries of a weight; otherwise its root mean square takes the place of its largest entry",
+        beside=("14-rms", "14-bound"),
+        remark="an order of magnitude: the most that any gradient gains where the weight before has equal entries, and what a "
+        "random one gains where both have; no strict bound",
     ),
     Equation(
         numbers="15",
@@ -105,15 +107,17 @@ EQUATIONS = (
         paper="Keel's shortcut gain is of order g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2)",
         derivations=("18",),
         claims=("18-gain", "18-largest"),
-        remark="for equal entries of a weight, as Eq. 14",
+        beside=("18-rms", "18-bound"),
+        remark="an order of magnitude, as Eq. 14",
     ),
     Equation(
         numbers="19",
         paper="with a = L the product is (1 + 1/L^2)^(-L/2), which tends to 1",
         derivations=("19",),
         claims=("19-product", "19-limit", "19-rate", "19-later-blocks"),
-        beside=("19-first-block", "19-wrong-no-power", "19-wrong-limit", "alpha-needed"),
-        remark="for sub-layers that are all alike",
+        beside=("19-first-block", "19-first-block-initial", "19-wrong-no-power", "19-wrong-limit", "alpha-needed"),
+        remark="for sub-layers that are all alike; the first block, which has no scale, adds a constant factor that depends on "
+        "what is taken for the input",
     ),
     Equation(numbers="20, 21, 22", paper="not restated here", remark=_NOT_RESTATED, restated=False),
     Equation(
@@ -246,6 +250,11 @@ _TRAINED = (
     f"at width {{width}} instead of 1,024 and with the paper's learning rates times {LR_FACTOR} (one rule for all figures, "
     "fixed before their runs: Keel's Max LR as it was judged then, over the paper's)"
 )
+_JUDGE = JudgeThresholds()
+_RISE = (
+    f"a rise is a spike from {_JUDGE.rise:g} of what was learned, as the divergence judge counts it, instead of 0.05, which "
+    "moves no number"
+)
 _COMPARABLE = (
     "nothing is compared where a run ends at the unigram entropy, and the direction needs every seed, no longer the median"
 )
@@ -267,6 +276,7 @@ FIGURES = (
         ),
         full_size=_paper_width,
         smaller=_TRAINED,
+        rule_changed=_RISE,
     ),
     Figure(
         place="Figure 1b",
@@ -310,6 +320,7 @@ FIGURES = (
         ours=_spikes,
         full_size=_paper_width,
         smaller=f"{_TRAINED}, at depths of {{n_sublayers}} sub-layers",
+        rule_changed=_RISE,
     ),
     Figure(
         place="Figure 5",
@@ -393,8 +404,9 @@ _TABLE_1 = Figure(
     full_size=_paper_width,
     smaller="at width {width} instead of 1,024, over ramps of {steps} steps instead of 5,000, at {n_sublayers} sub-layers",
     rule_changed="the direction asks that Keel be level with Pre-LN at every depth, and a pair is told apart only where "
-    "every ramp agrees, by more than three of its steps; the judge counts a rise from a tenth of what was learned instead of a "
-    "twentieth, and a plateau down to a twentieth below the unigram entropy instead of a tenth",
+    f"every ramp agrees, by more than three of its steps; the judge counts a rise from {_JUDGE.rise:g} of what was learned "
+    f"instead of 0.05, and a plateau down to {_JUDGE.plateau_margin:g} of (first loss − unigram entropy) below that entropy "
+    "instead of 0.1",
     groups=("n_sublayers",),
 )
 

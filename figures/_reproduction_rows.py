@@ -76,6 +76,7 @@ class ClaimCells:
         claimed: value, as text.
         numeric: value with its error, as text.
         measured: value with its error, as text.
+        own: value on the model as initialised, as text.
         holds: whether it holds; otherwise it is refuted.
         decided: whether the numbers confirm that.
     """
@@ -84,6 +85,7 @@ class ClaimCells:
     claimed: str
     numeric: str
     measured: str
+    own: str
     holds: bool
     decided: bool
 
@@ -103,6 +105,7 @@ def claim_cells(verification: Verification) -> ClaimCells:
         claimed=number(result.evidence.claimed),
         numeric=with_error(result.evidence.numeric, result.evidence.numeric_error),
         measured=with_error(measurement.value, measurement.error),
+        own=number(measurement.own),
         holds=result.verdict is Verdict.HOLDS,
         decided=verification.passed,
     )
@@ -504,9 +507,13 @@ def _consistency_words(place: str, consistency: PaperCheck) -> str:
         return ""
     counts = {verdict: sum(result.verdict is verdict for result in results) for verdict in Consistency}
     named = "1 statement names it" if len(results) == 1 else f"{len(results)} statements name it"
-    words = f"paper-check: {named}, {counts[Consistency.CONTRADICTION]} contradictory"
-    conditional = counts[Consistency.CONDITIONAL]
-    return words + (f", {conditional} under a premise" if conditional else "")
+    kinds = {
+        Consistency.CONSEQUENCE: "following from such",
+        Consistency.WORDING: "of wording",
+        Consistency.TENSION: "in tension under a premise",
+    }
+    further = [f"{counts[kind]} {words}" for kind, words in kinds.items() if counts[kind]]
+    return ", ".join([f"paper-check: {named}", f"{counts[Consistency.CONTRADICTION]} contradictory", *further])
 
 
 def _names(result: CheckResult, place: str) -> bool:

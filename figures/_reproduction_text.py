@@ -1,6 +1,6 @@
 """What the hand-written part of the report on the paper is about; its words are in ``commentary.md``.
 
-A note is printed only where its frame is there; a disagreement only where it is one by the numbers.
+A note is printed only where its frame or its claims are there; a disagreement only where it is one by the numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["DISAGREEMENTS", "LIMITS", "NOTES", "Disagreement", "texts"]
+__all__ = ["DISAGREEMENTS", "EQUATION_NOTES", "LIMITS", "NOTES", "Disagreement", "texts"]
 
 Facts = Mapping[str, Any]
 _FILE = Path(__file__).with_name("commentary.md")
@@ -58,6 +58,14 @@ NOTES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Whose finding fills the note on each figure or table."""
+
+EQUATION_NOTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Eqs. 14 and 18": ("14-largest", "14-rms", "14-bound", "18-largest", "18-rms", "18-bound"),
+        "Eq. 19": ("19-first-block", "19-first-block-initial"),
+    }
+)
+"""Which claims fill the note on each equation."""
 
 LIMITS = ("Width", "Depth", "Tokens", "Scores", "Precision and machine", "Seeds")
 """What the reduced scale cannot show; fields are the extremes over all committed frames of trained models."""
@@ -110,8 +118,6 @@ DISAGREEMENTS = (
     ),
     Disagreement(id="falls-in-training", figures=("heat_maps", "heat_maps_relu"), contradicts=_falls_in_training),
     Disagreement(id="alpha", claims=("alpha-needed",)),
-    Disagreement(id="first-block", claims=("19-first-block",)),
-    Disagreement(id="largest-entry", claims=("14-largest", "18-largest")),
     Disagreement(id="deepnorm", claims=("5-beta",)),
     Disagreement(id="gradient-step", claims=("34-full-gradient",)),
     Disagreement(id="max-lr", figures=("table1_max_lr",), contradicts=_order),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 
-from figures.paper_places import Check, Column, Comparison, Kind, Place, Reading, average_column, in_words
+from figures.paper_places import Cause, Check, Column, Comparison, Kind, Place, Reading, average_column, in_words
 from figures.paper_tables import TABLES, PaperTables, PaperTablesError
 from figures.printed_numbers import Interval, rounding_interval
 
-__all__ = ["GainCheck", "GroupCheck", "GrowthCheck", "MeanCheck", "OrdersCheck", "SameNumbersCheck", "ShotsCheck"]
+__all__ = [
+    "GainCheck",
+    "GroupCheck",
+    "GrowthCheck",
+    "MeanCheck",
+    "OrdersCheck",
+    "PercentCheck",
+    "SameNumbersCheck",
+    "ShotsCheck",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,7 @@ class GainCheck(Check):
     baseline_column: Column
 
     def compare(self, tables: PaperTables) -> Iterator[Comparison]:
-        """Agrees if some values within rounding give both differences."""
+        """Agrees if some values within rounding give both differences; if none do, one of the two means is wrong already."""
         first, second = self.ours.printed(tables), self.baseline.printed(tables)
         printed = rounding_interval(first) - rounding_interval(second)
         interval = self.our_column.mean(tables)[1] - self.baseline_column.mean(tables)[1]
@@ -69,6 +79,7 @@ class GainCheck(Check):
             stated,
             Reading(f"{middle:+.3f} ({interval} within rounding)", "difference of the means of the columns"),
             printed.overlaps(interval),
+            cause=Cause.CONSEQUENCE,
         )
 
 
@@ -119,72 +130,92 @@ class GrowthCheck(Check):
     """A gap between two schemes that is said to grow, in the printed averages and in the columns.
 
     Attributes:
-        before: the two places of the averages, first minus second.
-        after: the same, later.
+        points: the two places of the averages, first minus second, in the order in which the gap grows; at least two points.
     """
 
     kind = Kind.TREND
-    before: tuple[Place, Place]
-    after: tuple[Place, Place]
+    points: tuple[tuple[Place, Place], ...]
 
     def compare(self, tables: PaperTables) -> Iterator[Comparison]:
-        """Agrees if some values within rounding let the gap grow."""
-        gaps = [
-            rounding_interval(a.printed(tables)) - rounding_interval(b.printed(tables)) for a, b in (self.before, self.after)
-        ]
-        yield self._growth(*gaps, where="printed averages")
-        columns = [[average_column(place).mean(tables)[1] for place in pair] for pair in (self.before, self.after)]
-        yield self._growth(columns[0][0] - columns[0][1], columns[1][0] - columns[1][1], where="means of the columns")
+        """Agrees where some values within rounding let the gap grow from one point to the next."""
+        printed = [rounding_interval(a.printed(tables)) - rounding_interval(b.printed(tables)) for a, b in self.points]
+        columns = [[average_column(place).mean(tables)[1] for place in pair] for pair in self.points]
+        yield from self._growth(printed, where="printed averages")
+        yield from self._growth([ours - baseline for ours, baseline in columns], where="means of the columns")
 
-    def _growth(self, before: Interval, after: Interval, *, where: str) -> Comparison:
-        growth = after - before
-        return Comparison(
-            Reading("the gap grows", self.source),
-            Reading(
-                f"it changes by {float(growth.low):+.3g} to {float(growth.high):+.3g}",
-                f"{TABLES[self.before[0].table].title}, {where}",
-            ),
-            growth.high > 0,
-        )
+    def _growth(self, gaps: Sequence[Interval], *, where: str) -> Iterator[Comparison]:
+        names = [in_words(*pair[0].where[-1]) for pair in self.points]
+        title = TABLES[self.points[0][0].table].title
+        for (before, after), (first, second) in zip(pairwise(gaps), pairwise(names), strict=True):
+            growth = after - before
+            change = (
+                f"{_middle(before):+.1f} to {_middle(after):+.1f}, by {float(growth.low):+.3g} to {float(growth.high):+.3g}"
+            )
+            against = Reading(f"it changes from {change}", f"{title}, {where}, {first} to {second}")
+            yield Comparison(Reading("the gap grows", self.source), against, growth.high > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrdersCheck(Check):
-    """A ratio given in orders of magnitude against the widest ratio between numbers of one kind in the tables.
+    """A ratio given in orders of magnitude against the ratio of two printed numbers.
 
     "Nearly n orders" is read generously: from half of 10^n up to 10^n.
 
     Attributes:
         words: as the paper has them.
         orders: n.
+        larger: place of the larger number.
+        smaller: place of the smaller one.
     """
 
     kind = Kind.RATIO
     words: str
     orders: int
+    larger: Place
+    smaller: Place
 
     def compare(self, tables: PaperTables) -> Iterator[Comparison]:
-        """Agrees if some two learning rates, or two scores of one benchmark in one table, are that far apart."""
-        widest, where = max(_ratios(tables))
+        """Agrees if the ratio is that large."""
+        above, below = (place.printed(tables) for place in (self.larger, self.smaller))
+        ratio = float(Decimal(above) / Decimal(below))
         target = 10**self.orders
         yield Comparison(
             Reading(f"{self.words}: {target // 2} to {target} times", "the text"),
-            Reading(f"{widest:.3g} times, 10^{math.log10(widest):.2f}", f"widest ratio in any table: {where}"),
-            target / 2 <= widest <= target,
+            Reading(
+                f"{ratio:.3g} times, 10^{math.log10(ratio):.2f}",
+                f"{self.larger.label} ({above}) over {self.smaller.label} ({below})",
+            ),
+            target / 2 <= ratio <= target,
         )
 
 
-def _ratios(tables: PaperTables) -> Iterator[tuple[float, str]]:
-    """(ratio, its two places) of the extremes of each set of like numbers: Table 1, and each benchmark of each table."""
-    for table, frame in tables.frames.items():
-        keys = [name for name in TABLES[table].keys if name not in {"shots", "warmup_steps", "peak_lr", "hidden_dim"}]
-        if table == "table1_max_lr":
-            groups = [frame]
-        elif "benchmark" in frame.columns:
-            groups = [rows for _, rows in frame.groupby("benchmark")]
-        else:
-            continue
-        for rows in groups:
-            low, *_, high = rows.sort_values("value", kind="stable").to_dict("records")
-            places = [", ".join(in_words(name, row[name]) for name in keys) + f" ({row['printed']})" for row in (high, low)]
-            yield float(high["value"] / low["value"]), f"{TABLES[table].title}, {places[0]} over {places[1]}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PercentCheck(Check):
+    """How far one number is above another in percent, as the text has it.
+
+    Attributes:
+        stated: whole percent.
+        larger: place of the larger number.
+        smaller: place of the smaller one.
+    """
+
+    kind = Kind.RATIO
+    stated: str
+    larger: Place
+    smaller: Place
+
+    def compare(self, tables: PaperTables) -> Iterator[Comparison]:
+        """Agrees if some values within rounding are that far apart."""
+        above, below = (rounding_interval(place.printed(tables)) for place in (self.larger, self.smaller))
+        low, high = (100 * (a / b - 1) for a, b in ((above.low, below.high), (above.high, below.low)))
+        yield Comparison(
+            Reading(f"{self.stated} % above", "the text"),
+            Reading(
+                f"{float(low):.2f} to {float(high):.2f} % within rounding", f"{self.larger.label} over {self.smaller.label}"
+            ),
+            Interval(low, high).overlaps(rounding_interval(self.stated)),
+        )
+
+
+def _middle(interval: Interval) -> float:
+    return float(interval.low + interval.high) / 2

@@ -6,18 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from figures.paper_places import Check, Comparison, Kind, Place, Reading, in_words, number_list
+from figures.paper_places import Cause, Check, Comparison, Kind, Place, Reading, in_words, number_list
 from figures.paper_tables import TABLES, PaperTables
 from figures.printed_numbers import rounding_interval
 
 __all__ = [
+    "BestRateCheck",
     "DepthCheck",
     "EndpointsCheck",
     "GranularityCheck",
     "SettingCheck",
     "SizeCheck",
+    "SpikeCheck",
     "StepCheck",
     "ToleratedCheck",
+    "WarmupCheck",
 ]
 
 
@@ -50,19 +53,23 @@ class DepthCheck(Check):
         depths = sorted({int(n) for n in tables.frame(self.table)["n_sublayers"]} if self.table else set(self.other))
         against = Reading(number_list(depths), TABLES[self.table].title if self.table else self.other_where)
         if self.count is not None:
-            yield Comparison(Reading(f"{self.count} depths", self.stated_where), against, self.count == len(depths))
+            stated = Reading(f"{self.count} depths", self.stated_where)
+            note = f"{self.count} of the {len(depths)} depths may be meant" if self.count < len(depths) else ""
+            yield Comparison(stated, against, self.count == len(depths), note, Cause.WORDING if note else Cause.NUMBERS)
             return
         agrees = set(self.stated) <= set(depths)
-        yield Comparison(Reading(number_list(self.stated), self.stated_where), against, agrees, self._note(agrees, depths))
+        note = "" if agrees else self._blocks(depths)
+        cause = Cause.WORDING if note else Cause.NUMBERS
+        note = note if agrees or note else "counting blocks on one side does not reconcile them"
+        yield Comparison(Reading(number_list(self.stated), self.stated_where), against, agrees, note, cause)
 
-    def _note(self, agrees: bool, depths: Sequence[int]) -> str:
-        if agrees:
-            return ""
+    def _blocks(self, depths: Sequence[int]) -> str:
+        """On which side counting blocks reconciles the depths; nothing if on none."""
         if {2 * n for n in self.stated} <= set(depths):
             return _blocks(self.stated, self.stated_where)
         if set(self.stated) <= {2 * n for n in depths}:
             return _blocks(depths, TABLES[self.table].title if self.table else self.other_where)
-        return "counting blocks on one side does not reconcile them"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +229,78 @@ class ToleratedCheck(Check):
         limit = self.limit.reading(tables)
         agrees = Decimal(self.peak_lr) <= Decimal(limit.text)
         yield Comparison(Reading(self.peak_lr, "peak learning rate of training, training settings"), limit, agrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeCheck(Check):
+    """The learning rate at which a figure shows a spike against the largest that the same model tolerates.
+
+    Attributes:
+        peak_lr: of the run that spikes.
+        figure: that shows it.
+        limit: place of the largest learning rate tolerated.
+    """
+
+    kind = Kind.SETTING
+    peak_lr: str
+    figure: str
+    limit: Place
+
+    def compare(self, tables: PaperTables) -> Iterator[Comparison]:
+        """Agrees if it lies above what is tolerated."""
+        limit = self.limit.reading(tables)
+        spike = Reading(f"a spike at {self.peak_lr}", self.figure)
+        yield Comparison(spike, limit, Decimal(self.peak_lr) > Decimal(limit.text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRateCheck(Check):
+    """The learning rate with the best average of a table against the largest that the same model tolerates.
+
+    Attributes:
+        table: with averages by peak learning rate.
+        architecture: whose averages.
+        limit: place of the largest learning rate tolerated.
+    """
+
+    kind = Kind.SETTING
+    table: str
+    architecture: str
+    limit: Place
+
+    def compare(self, tables: PaperTables) -> Iterator[Comparison]:
+        """Agrees if the best one is tolerated."""
+        rows = tables.frame(self.table, benchmark="Average", architecture=self.architecture)
+        best = rows.sort_values("value", kind="stable").iloc[-1]
+        scheme = in_words("architecture", self.architecture)
+        where = f"{TABLES[self.table].title}, {scheme}: peak learning rate of the best average ({best['printed']})"
+        limit = self.limit.reading(tables)
+        yield Comparison(Reading(f"{best['peak_lr']:g}", where), limit, bool(best["peak_lr"] <= float(limit.text)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupCheck(Check):
+    """The learning rate that a figure names against what a linear warm-up has reached at the last step that it shows.
+
+    Attributes:
+        peak_lr: named.
+        figure: that names it.
+        shown_steps: the last step shown.
+        warmup_steps: of the warm-up.
+    """
+
+    kind = Kind.SETTING
+    peak_lr: str
+    figure: str
+    shown_steps: int
+    warmup_steps: int
+
+    def compare(self, tables: PaperTables) -> Iterator[Comparison]:
+        """Agrees if the figure reaches the end of the warm-up."""
+        share = Decimal(min(self.shown_steps, self.warmup_steps)) / self.warmup_steps
+        reached = f"{(Decimal(self.peak_lr) * share).normalize():.3g}, {100 * share:.0f} % of it"
+        against = Reading(reached, f"step {self.shown_steps} of a linear warm-up over {self.warmup_steps} steps")
+        yield Comparison(Reading(self.peak_lr, self.figure), against, share == 1)
 
 
 def _blocks(n_blocks: Sequence[int], where: str) -> str:

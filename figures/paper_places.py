@@ -17,6 +17,7 @@ from figures.paper_tables import TABLES, Key, PaperTables
 from figures.printed_numbers import Interval, mean_interval
 
 __all__ = [
+    "Cause",
     "Check",
     "Column",
     "Comparison",
@@ -68,6 +69,17 @@ class Reading:
     where: str
 
 
+class Cause(str, Enum):
+    """Why two readings differ."""
+
+    NUMBERS = "numbers"
+    """No reading of the words reconciles them."""
+    CONSEQUENCE = "consequence"
+    """A number that enters is contradicted by what it is made of, which is a finding of its own."""
+    WORDING = "wording"
+    """Another reading of a word reconciles them, as blocks for layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Two readings of what should be one thing.
@@ -77,12 +89,14 @@ class Comparison:
         against: the second.
         agrees: whether both can be true.
         note: what would reconcile them, or what else there is to know.
+        cause: of a difference.
     """
 
     stated: Reading
     against: Reading
     agrees: bool
     note: str = ""
+    cause: Cause = Cause.NUMBERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,21 @@ from figures.paper_check_numbers import (
     GrowthCheck,
     MeanCheck,
     OrdersCheck,
+    PercentCheck,
     SameNumbersCheck,
     ShotsCheck,
 )
 from figures.paper_check_settings import (
+    BestRateCheck,
     DepthCheck,
     EndpointsCheck,
     GranularityCheck,
     SettingCheck,
     SizeCheck,
+    SpikeCheck,
     StepCheck,
     ToleratedCheck,
+    WarmupCheck,
 )
 from figures.paper_places import Check, Column, Place, average_column, combinations
 from figures.paper_tables import Key
@@ -335,8 +339,37 @@ def _settings() -> Iterator[Check]:
             source="training settings, peak learning rates by depth; Table 1",
             premise="the limit of Table 1, on a ramp to 5e-2 in 5,000 steps, also holds on training's warm-up of 2,500 steps",
             peak_lr=peak_lr,
-            limit=Place("table1_max_lr", (("architecture", name), ("n_sublayers", n_sublayers))),
+            limit=_max_lr(name, n_sublayers),
         )
+    yield SpikeCheck(
+        id="figure4-spike",
+        statement="Pre-LN spikes at a learning rate above the one that it tolerates",
+        source="Fig. 4; Table 1",
+        premise="Fig. 4's spike is a divergence, and the limit of Table 1, on a ramp to 5e-2 in 5,000 steps, also holds there",
+        peak_lr="4.5e-3",
+        figure="Fig. 4, Pre-LN, 512 sub-layers (a caption's 256 blocks)",
+        limit=_max_lr("pre_ln", 512),
+    )
+    yield BestRateCheck(
+        id="table2-best-rate",
+        statement="Pre-LN's best learning rate is one that it tolerates",
+        source="Tables 1 and 2",
+        premise="Table 2's models are the 512 sub-layers of Table 5, whose numbers they have, and the limit of Table 1 also "
+        "holds on training's warm-up of 2,500 steps",
+        table="table2_learning_rate",
+        architecture="pre_ln",
+        limit=_max_lr("pre_ln", 512),
+    )
+    yield WarmupCheck(
+        id="figure1a-warmup",
+        statement="Fig. 1a compares training at a learning rate of 4.5e-3",
+        source="Fig. 1a, first 1,000 steps; training settings",
+        premise="its runs have the warm-up of 2,500 steps that the training settings name",
+        peak_lr="4.5e-3",
+        figure="Fig. 1a",
+        shown_steps=1000,
+        warmup_steps=2500,
+    )
 
 
 def _resolutions() -> Iterator[Check]:
@@ -356,28 +389,50 @@ def _resolutions() -> Iterator[Check]:
         )
 
 
+def _max_lr(architecture: str, n_sublayers: int) -> Place:
+    return Place("table1_max_lr", (("architecture", architecture), ("n_sublayers", n_sublayers)))
+
+
 def _words() -> Iterator[Check]:
     yield OrdersCheck(
         id="orders-of-magnitude",
-        statement="two numbers are nearly two orders of magnitude apart",
-        source="the text; which numbers is not recorded here, so the widest ratio of all tables stands for them",
-        premise="the words are about numbers that a table prints",
+        statement="Keel's Max LR is nearly two orders of magnitude above Post-LN's at 64 sub-layers",
+        source="the text; Table 1",
+        premise='"nearly two orders of magnitude" means at least half of a hundred times',
         words="nearly two orders of magnitude",
         orders=2,
+        larger=_max_lr("keel", 64),
+        smaller=_max_lr("post_ln", 64),
     )
-    before, after = (
-        tuple(
-            _average("table4_data_scaling", (("architecture", name), ("tokens_billion", tokens))) for name in ("keel", "pre_ln")
-        )
-        for tokens in (10, 40)
+    yield PercentCheck(
+        id="max-lr-percent",
+        statement="Keel's Max LR is 32 % above Pre-LN's at 64 sub-layers",
+        source="the text; Table 1",
+        stated="32",
+        larger=_max_lr("keel", 64),
+        smaller=_max_lr("pre_ln", 64),
+    )
+    yield GrowthCheck(
+        id="table3-gap",
+        statement="Keel's advantage grows with depth",
+        source="the text on Fig. 1c and Table 3",
+        premise="from each depth to the next, not only from the shallowest to the deepest",
+        points=_gaps("table3_depth_scaling", "n_sublayers", _DEPTHS),
     )
     yield GrowthCheck(
         id="table4-gap",
         statement="Keel's lead grows with the number of tokens",
         source="Fig. 5",
         premise="scores follow the training loss, which is what Fig. 5 shows",
-        before=(before[0], before[1]),
-        after=(after[0], after[1]),
+        points=_gaps("table4_data_scaling", "tokens_billion", (10, 40)),
+    )
+
+
+def _gaps(table: str, key: str, values: Sequence[Key]) -> tuple[tuple[Place, Place], ...]:
+    """Keel's and Pre-LN's averages at each value of a key."""
+    return tuple(
+        (_average(table, (("architecture", "keel"), (key, value))), _average(table, (("architecture", "pre_ln"), (key, value))))
+        for value in values
     )
 
 

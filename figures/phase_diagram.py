@@ -5,8 +5,9 @@ Colour is what the shortcut keeps of a gradient over the whole stack, :math:`(\a
 the cosine between the stack's input and its output. Below the line :math:`\alpha = \sqrt{L}` the gradient dies on the
 shortcut; far above it, the branches of a freshly initialised stack are hardly in its output. Post-LN lies on the lower edge.
 
-All sub-layers are alike here. Keel's first block has no scale: from the embedding on it keeps a further factor
-:math:`1/\sqrt{1 + 2q}` of what is drawn along its line, and the figure says so.
+All sub-layers are alike here. Keel's first block has no scale: from an embedding of variance :math:`v_0` on it adds a factor
+:math:`1/\sqrt{v_0 + 2q}` to what is drawn along its line. The figure says so for :math:`v_0 = 1`; where
+:math:`v_0` and q are small, as the paper initialises them, it is a gain of about 3.5 (``keel verify 19-first-block-initial``).
 """
 
 from __future__ import annotations
@@ -102,12 +103,12 @@ def _ink(frame: pd.DataFrame, n_sublayers: float, alpha: float, color: _Color) -
 
 
 def _remark(frame: pd.DataFrame) -> str:
-    """Branch variance, and what Keel's first block costs at it."""
+    """Branch variance, and what Keel's first block costs at it from an embedding of variance one."""
     q = float(frame["branch_variance"].iloc[0])
     first = 1 / np.sqrt(1 + 2 * q) if q < _LARGE else 1 / np.sqrt(2) / np.sqrt(q)
     keel = get_scheme("keel").label
     return (
-        f"branch variance $q$ = {q:g}; every sub-layer alike\n"
+        f"branch variance $q$ = {q:g}; every sub-layer alike; embedding of variance 1:\n"
         rf"{keel}'s first block, which has no $\alpha$, keeps a further $1/\sqrt{{1 + 2q}}$ = {first:.2g}"
     )
 

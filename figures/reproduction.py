@@ -8,6 +8,7 @@ paper's own size; where every part holds at a smaller one, the status is ``repro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from figures._reproduction_rows import (
     readable,
     table_row,
 )
-from figures._reproduction_text import DISAGREEMENTS, LIMITS, NOTES, Disagreement, texts
+from figures._reproduction_text import DISAGREEMENTS, EQUATION_NOTES, LIMITS, NOTES, Disagreement, texts
 from figures._training_runs import LR_FACTOR
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def as_markdown(sources: Sources) -> str:
         _HEADING,
         summary(groups),
         *(f"### {name.capitalize()}\n\n{_table(group)}" for name, group in groups.items()),
+        "### Notes on the equations",
+        *_equation_notes(facts),
         "### Notes on the figures",
         *_notes(facts),
         "## What the reduced scale cannot show",
@@ -177,14 +180,19 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _facts(sources: Sources) -> dict[str, Any]:
-    """Findings of all committed frames that the text speaks of, and the claims."""
+    """Findings of all committed frames that the text speaks of, the constants that decide them, and the claims."""
+    from figures._removal import TREND_LEVEL
+    from figures.heat_maps import VANISHED
     from keel_theory.claim_checks import CASE
+    from probes.divergence import JudgeThresholds
 
     names = set(NOTES.values()) | {name for each in DISAGREEMENTS for name in each.figures}
     facts = {name: readable(found) for name in sorted(names) if (found := sources.finding(name)) is not None}
     if (table := sources.frames("table1_max_lr")) is not None:
         facts["table1_max_lr"] |= _further_max_lr(facts["table1_max_lr"], table.frame)
-    return facts | {"claims": sources.claims, "n_sublayers": CASE.n_sublayers, "min_gain": CASE.min_gain}
+    constants = {"judge": asdict(JudgeThresholds()), "trend_level": TREND_LEVEL, "vanished": VANISHED}
+    case = asdict(CASE)
+    return facts | constants | {"claims": sources.claims, "case": case, "n_sublayers": CASE.n_sublayers}
 
 
 def _further_max_lr(finding: Mapping[str, Any], frame: pd.DataFrame) -> dict[str, Any]:
@@ -224,6 +232,12 @@ def _seeds_in_words(scheme: str, outcomes: Sequence[str]) -> str:
         return f"Seeds of {scheme} differ ({', '.join(words)})"
     verb = f"are {words[0]}" if words[0] == "healthy" else f"end in {words[0]}"
     return f"All {len(words)} seeds of {scheme} {verb}"
+
+
+def _equation_notes(facts: Mapping[str, Any]) -> Iterator[str]:
+    for place, claims in EQUATION_NOTES.items():
+        if all(name in facts["claims"] for name in claims):
+            yield f"**{place}.** {texts()[place].format(**facts)}"
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:

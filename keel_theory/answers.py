@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keel_theory.design import (
-    aligned_branch_cosine_law,
+    aligned_branch_share,
     branch_share,
     smallest_alpha,
     smallest_alpha_law,
@@ -65,7 +65,7 @@ class DesignAnswer:
             "alpha": alpha,
             "product": float(uniform_product(*case)),
             "branch_share": float(branch_share(*case)),
-            "aligned_branch_share": 1 - float(aligned_branch_cosine_law(*case)) ** 2,
+            "aligned_branch_share": aligned_branch_share(*case),
         }
 
 

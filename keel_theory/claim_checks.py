@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keel_theory.depthwise_training import depthwise_step, symbolic_step
 from keel_theory.design import smallest_alpha, uniform_product
 from keel_theory.layer_norm import FloatArray, Normalisation
 from keel_theory.propagation import shortcut_log_product
@@ -42,7 +43,6 @@ from keel_theory.sublayer import (
     sublayer_jacobian,
     sublayer_output,
 )
-from keel_theory.test_time_training import depthwise_step, symbolic_step
 from keel_theory.variance import (
     admin_shortcut_product,
     highway_variance,
@@ -69,6 +69,9 @@ class Case:
         alpha: shortcut scale of the claims about one Keel sub-layer.
         min_gain: product wanted in the design question.
         gate_bias: of the Highway gate.
+        initial_embedding: variance of the paper's embeddings at initialisation.
+        initial_branch: variance of a branch in the paper's shape at initialisation, for an input of variance 1: the mean of
+            attention and gated FFN, as a model of it shows.
     """
 
     n_sublayers: int = 64
@@ -78,6 +81,8 @@ class Case:
     alpha: float = 8.0
     min_gain: float = 0.9
     gate_bias: float = -1.0
+    initial_embedding: float = 0.02**2
+    initial_branch: float = 0.04
 
     @property
     def gate(self) -> float:
@@ -94,6 +99,9 @@ _LN_10 = math.log(10)
 _POST_LN = ResidualSpec(norm_out=NormKind.RMS)
 _PRE_LN = ResidualSpec(norm_in=NormKind.RMS)
 _KEEL = ResidualSpec(norm_in=NormKind.RMS, norm_out=NormKind.RMS, shortcut_scale=CASE.alpha)
+_EQ_14 = CASE.weight_out / (math.sqrt(2) * CASE.weight_before)
+_EQ_18 = CASE.weight_out * CASE.alpha / math.hypot(CASE.weight_before * CASE.alpha, CASE.weight_in)
+"""The paper's forms, with a weight's largest entry for its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,35 +214,52 @@ def branch_path_size() -> Evidence:
 
 def post_ln_gain() -> Evidence:
     """Eq. 14 with equal entries in each weight."""
+    case = _OneSublayer(spec=_POST_LN, before=_equal(CASE.weight_before), out=_equal(CASE.weight_out))
     return Evidence(
         quantity="gain of one sub-layer, weights 0.8 before and 1.5 after",
-        claimed=CASE.weight_out / (math.sqrt(2) * CASE.weight_before),
+        claimed=_EQ_14,
         formula="g_l / (g_{l-1} sqrt(1 + q))",
-        derived=shortcut_gain(_POST_LN, stream_variance=CASE.weight_before**2, weights=NormWeights(norm_out=CASE.weight_out)),
-        **_sampled_gain(1.0, _equal(CASE.weight_before), _equal(CASE.weight_before), _equal(CASE.weight_out)),
+        derived=case.mean_gain,
+        **case.sampled_gain(),
         rival=CASE.weight_out / CASE.weight_before,
     )
 
 
 def post_ln_gain_rms() -> Evidence:
     """Eq. 14 with unequal entries, by the root mean square of each weight: of w and w/3 it is w sqrt(5)/3."""
-    claimed = CASE.weight_out * math.sqrt(5) / 3 / (math.sqrt(2) * CASE.weight_before)
-    return replace(_unequal_post_ln(), claimed=claimed, rival=CASE.weight_out / (math.sqrt(2) * CASE.weight_before))
+    case = _OneSublayer(spec=_POST_LN, before=_equal(CASE.weight_before), out=_unequal(CASE.weight_out))
+    return Evidence(
+        quantity="mean gain of a random gradient, weights 0.8 before, 1.5 and 0.5 in turn after",
+        claimed=_EQ_14 * math.sqrt(5) / 3,
+        formula="rms(g_l) / (rms(g_{l-1}) sqrt(1 + q))",
+        derived=case.mean_gain,
+        **case.sampled_gain(),
+        rival=_EQ_14,
+    )
 
 
 def post_ln_gain_largest() -> Evidence:
-    """Eq. 14 with unequal entries, by the largest entry of each weight."""
-    return replace(_unequal_post_ln(), claimed=CASE.weight_out / (math.sqrt(2) * CASE.weight_before))
-
-
-def _unequal_post_ln() -> Evidence:
-    weights = NormWeights(norm_out=unequal(CASE.weight_out, _WIDTH))
+    """Eq. 14 with unequal entries after the norm, by the largest entry: what the direction that is kept best keeps."""
+    case = _OneSublayer(spec=_POST_LN, before=_equal(CASE.weight_before), out=_unequal(CASE.weight_out))
     return Evidence(
-        quantity="gain of one sub-layer, weights 0.8 before, 1.5 and 0.5 in turn after",
-        claimed=math.nan,
-        formula="rms(g_l) / (rms(g_{l-1}) sqrt(1 + q))",
-        derived=shortcut_gain(_POST_LN, stream_variance=CASE.weight_before**2, weights=weights),
-        **_sampled_gain(1.0, _equal(CASE.weight_before), _equal(CASE.weight_before), partial(unequal, CASE.weight_out)),
+        quantity="spectral norm of one sub-layer's shortcut, weights 0.8 before, 1.5 and 0.5 in turn after",
+        claimed=_EQ_14,
+        formula="max(g_l) / (rms(g_{l-1}) sqrt(1 + q))",
+        derived=case.largest_gain,
+        **case.sampled_spectral_norm(),
+        rival=case.mean_gain,
+    )
+
+
+def post_ln_gain_bound() -> Evidence:
+    """Eq. 14 as a strict bound, with unequal entries before the norm as well."""
+    case = _OneSublayer(spec=_POST_LN, before=_unequal(CASE.weight_before), out=_unequal(CASE.weight_out))
+    return Evidence(
+        quantity="spectral norm of one sub-layer's shortcut, weights 0.8 and 0.27 in turn before, 1.5 and 0.5 after",
+        claimed=_EQ_14,
+        formula="max(g_l) / (rms(g_{l-1}) sqrt(1 + q))",
+        derived=case.largest_gain,
+        **case.sampled_spectral_norm(),
     )
 
 
@@ -281,27 +306,57 @@ def post_ln_full_gradient() -> Evidence:
 def keel_gain() -> Evidence:
     """Eq. 18 with equal entries in each weight."""
     before, out, inner, alpha = CASE.weight_before, CASE.weight_out, CASE.weight_in, CASE.alpha
-    weights = NormWeights(norm_out=out, norm_in=inner)
+    case = _OneSublayer(spec=_KEEL, before=_equal(before), inside=_equal(inner), out=_equal(out))
     return Evidence(
         quantity="gain of one sub-layer, a = 8, weights 0.8, 1.5, 1.2",
-        claimed=out * alpha / math.sqrt(before**2 * alpha**2 + inner**2),
+        claimed=_EQ_18,
         formula="g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2 q)",
-        derived=shortcut_gain(_KEEL, stream_variance=before**2, weights=weights),
-        **_sampled_gain(alpha, _equal(before), _equal(inner), _equal(out)),
+        derived=case.mean_gain,
+        **case.sampled_gain(),
         rival=out * alpha / (before * alpha + inner),
     )
 
 
-def keel_gain_largest() -> Evidence:
-    """Eq. 18 with unequal entries, by the largest entry of each weight."""
+def keel_gain_rms() -> Evidence:
+    """Eq. 18 with unequal entries, by the root mean square of each weight."""
     before, out, inner, alpha = CASE.weight_before, CASE.weight_out, CASE.weight_in, CASE.alpha
-    weights = NormWeights(norm_out=unequal(out, _WIDTH), norm_in=unequal(inner, _WIDTH))
+    case = _OneSublayer(spec=_KEEL, before=_equal(before), inside=_unequal(inner), out=_unequal(out))
     return Evidence(
-        quantity="gain of one sub-layer, a = 8, weights 0.8; 1.5 and 0.5, 1.2 and 0.4 in turn",
-        claimed=out * alpha / math.sqrt(before**2 * alpha**2 + inner**2),
+        quantity="mean gain of a random gradient, a = 8, weights 0.8; 1.5 and 0.5, 1.2 and 0.4 in turn",
+        claimed=out * math.sqrt(5) / 3 * alpha / math.sqrt(before**2 * alpha**2 + inner**2 * 5 / 9),
         formula="rms(g_{l,1}) a / sqrt(rms(g_{l-1,1})^2 a^2 + rms(g_{l,2})^2 q)",
-        derived=shortcut_gain(_KEEL, stream_variance=before**2, weights=weights),
-        **_sampled_gain(alpha, _equal(before), partial(unequal, inner), partial(unequal, out)),
+        derived=case.mean_gain,
+        **case.sampled_gain(),
+        rival=_EQ_18,
+    )
+
+
+def keel_gain_largest() -> Evidence:
+    """Eq. 18 with unequal entries after the norm, by the largest entry."""
+    case = _OneSublayer(
+        spec=_KEEL, before=_equal(CASE.weight_before), inside=_equal(CASE.weight_in), out=_unequal(CASE.weight_out)
+    )
+    return Evidence(
+        quantity="spectral norm of one sub-layer's shortcut, a = 8, weights 0.8, 1.2; 1.5 and 0.5 in turn",
+        claimed=_EQ_18,
+        formula="max(g_{l,1}) a / sqrt(rms(g_{l-1,1})^2 a^2 + rms(g_{l,2})^2 q)",
+        derived=case.largest_gain,
+        **case.sampled_spectral_norm(),
+        rival=case.mean_gain,
+    )
+
+
+def keel_gain_bound() -> Evidence:
+    """Eq. 18 as a strict bound, with unequal entries in every weight."""
+    case = _OneSublayer(
+        spec=_KEEL, before=_unequal(CASE.weight_before), inside=_unequal(CASE.weight_in), out=_unequal(CASE.weight_out)
+    )
+    return Evidence(
+        quantity="spectral norm of one sub-layer's shortcut, a = 8, weights 0.8 and 0.27, 1.2 and 0.4, 1.5 and 0.5 in turn",
+        claimed=_EQ_18,
+        formula="max(g_{l,1}) a / sqrt(rms(g_{l-1,1})^2 a^2 + rms(g_{l,2})^2 q)",
+        derived=case.largest_gain,
+        **case.sampled_spectral_norm(),
     )
 
 
@@ -374,16 +429,33 @@ def keel_factor_for_product() -> Evidence:
 
 
 def keel_first_block() -> Evidence:
-    """Keel as it is implemented: the first block has no scale."""
+    """Keel as it is implemented: the first block has no scale; the convention of unit variances."""
     numeric, error = _deep_log_product("keel")
     return Evidence(
-        quantity="product from the embedding on as L grows, first block by the paper's rules (numeric: L = 1024)",
-        claimed=1.0,
+        quantity="product from the embedding on as L grows, v_0 = q = 1 (numeric: L = 1024)",
+        claimed=1 / math.sqrt(3),
         formula="1 / sqrt(v_0 + 2 q) = 1 / sqrt(3)",
         derived=math.exp(shortcut_log_product(get_scheme("keel"), 10**12)),
         numeric=math.exp(numeric),
         numeric_error=math.exp(numeric) * error,
         numeric_tolerance=1 / _DEEP,
+        rival=1.0,
+    )
+
+
+def keel_first_block_initial() -> Evidence:
+    """The same at the paper's initialisation, where embedding and branches are small."""
+    v, q = CASE.initial_embedding, CASE.initial_branch
+    numeric, error = _deep_log_product("keel", branch_variance=q, stream_variance=v)
+    return Evidence(
+        quantity="product from the embedding on as L grows, v_0 = 4e-4, q = 0.04 (numeric: L = 1024)",
+        claimed=1 / math.sqrt(v + 2 * q),
+        formula="1 / sqrt(v_0 + 2 q)",
+        derived=math.exp(shortcut_log_product(get_scheme("keel"), 10**12, branch_variance=q, stream_variance=v)),
+        numeric=math.exp(numeric),
+        numeric_error=math.exp(numeric) * error,
+        numeric_tolerance=1 / _DEEP,
+        rival=1.0,
     )
 
 
@@ -750,6 +822,10 @@ def _equal(size: float) -> Callable[[int], FloatArray]:
     return lambda width: np.full(width, size)
 
 
+def _unequal(largest: float) -> Callable[[int], FloatArray]:
+    return partial(unequal, largest)
+
+
 def _random(*shape: int, seed: int = 0) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(shape)
 
@@ -784,6 +860,8 @@ def _log_product(
     width: int = _WIDTH,
     n_draws: int = _N_DRAWS,
     scaled_matrices: int = 0,
+    branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
     first: int = 0,
     **parameters: ParameterValue,
 ) -> tuple[float, float]:
@@ -792,15 +870,22 @@ def _log_product(
     specs = (scheme.with_parameters(**parameters) if parameters else scheme).specs(n_sublayers)
 
     def measure(width: int, seed: int) -> FloatArray:
-        stack = random_stack(specs, width=width, n_draws=n_draws, scaled_matrices=scaled_matrices, seed=seed)
+        stack = random_stack(
+            specs,
+            width=width,
+            n_draws=n_draws,
+            branch_variance=branch_variance,
+            stream_variance=stream_variance,
+            scaled_matrices=scaled_matrices,
+            seed=seed,
+        )
         products: FloatArray = stack.log_gains[first:].sum(axis=0)
         return products
 
     return extrapolated(measure, width=width, seed=zlib.crc32(name.encode()))
 
 
-def _deep_log_product(name: str, *, first: int = 0, **parameters: ParameterValue) -> tuple[float, float]:
-    return _log_product(name, _DEEP, width=_DEEP_WIDTH, first=first, **parameters)
+_deep_log_product = partial(_log_product, n_sublayers=_DEEP, width=_DEEP_WIDTH)
 
 
 def _last_variance(name: str, **parameters: ParameterValue) -> tuple[float, float]:
@@ -837,26 +922,72 @@ def _limit_of_product(alpha: str) -> float:
     return float(sp.limit((1 + scale**-2) ** (-depth / 2), depth, sp.oo))
 
 
-def _sampled_gain(
-    alpha: float,
-    weight_before: Callable[[int], FloatArray],
-    weight_inside: Callable[[int], FloatArray],
-    weight_out: Callable[[int], FloatArray],
-) -> dict[str, float]:
-    """Gain of a random gradient through one norm; the branch is noise whose entries are as large as its weight's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OneSublayer:
+    """A sub-layer with weights; the branch is noise whose entries are as large as those of what it reads.
 
-    def gains(width: int, seed: int) -> FloatArray:
-        rng, norm = np.random.default_rng(seed), Normalisation(weight=weight_out(width))
-        x = Normalisation(weight=weight_before(width))(rng.standard_normal((512, width)))
-        read = rng.standard_normal(x.shape) * weight_inside(width)
+    Attributes:
+        spec: its update.
+        before: weight of the norm below, by width.
+        inside: weight of its inner norm, by width; without one the branch reads the stream.
+        out: weight of its output norm, by width.
+    """
+
+    spec: ResidualSpec
+    before: Callable[[int], FloatArray]
+    out: Callable[[int], FloatArray]
+    inside: Callable[[int], FloatArray] | None = None
+
+    @property
+    def mean_gain(self) -> float:
+        """The library's gain of a random gradient."""
+        return shortcut_gain(self.spec, stream_variance=self._stream_variance, weights=self._weights)
+
+    @property
+    def largest_gain(self) -> float:
+        """The library's gain with the largest entry of the output weight: the spectral norm, see ``NormWeights.largest``."""
+        weights = replace(self._weights, norm_out=self._weights.largest.norm_out)
+        return shortcut_gain(self.spec, stream_variance=self._stream_variance, weights=weights)
+
+    def sampled_gain(self) -> dict[str, float]:
+        """Gain of a random gradient through the norm."""
+
+        def gains(width: int, seed: int) -> FloatArray:
+            rng = np.random.default_rng(seed)
+            z, norm = self._sums(width, rng, 512), Normalisation(weight=self.out(width))
+            gradient = rng.standard_normal(z.shape)
+            below = self.spec.shortcut_scale * norm.vjp(z, gradient)
+            through: FloatArray = np.linalg.norm(below, axis=1) / np.linalg.norm(gradient, axis=1)
+            return through
+
+        numeric, error = extrapolated(gains, width=_WIDTH, seed=11)
+        return {"numeric": numeric, "numeric_error": error}
+
+    def sampled_spectral_norm(self) -> dict[str, float]:
+        """Largest singular value of the shortcut's exact Jacobian."""
+
+        def norms(width: int, seed: int) -> list[float]:
+            z, norm = self._sums(width, np.random.default_rng(seed), 64), Normalisation(weight=self.out(width))
+            return [self.spec.shortcut_scale * float(np.linalg.norm(norm.jacobian(each), 2)) for each in z]
+
+        numeric, error = extrapolated(norms, width=_MATRIX_WIDTH, seed=12)
+        return {"numeric": numeric, "numeric_error": error}
+
+    def _sums(self, width: int, rng: np.random.Generator, n_draws: int) -> FloatArray:
+        """Sums a x + F for random x."""
+        x = Normalisation(weight=self.before(width))(rng.standard_normal((n_draws, width)))
+        read = rng.standard_normal(x.shape) * (self.inside or self.before)(width)
         size = np.sqrt(np.mean(read**2, axis=1, keepdims=True))
-        z = alpha * x + size * rng.standard_normal(x.shape)  # F mixes the entries
-        gradient = rng.standard_normal(x.shape)
-        through: FloatArray = np.linalg.norm(alpha * norm.vjp(z, gradient), axis=1) / np.linalg.norm(gradient, axis=1)
-        return through
+        return np.asarray(self.spec.shortcut_scale * x + size * rng.standard_normal(x.shape))  # F mixes the entries
 
-    numeric, error = extrapolated(gains, width=_WIDTH, seed=11)
-    return {"numeric": numeric, "numeric_error": error}
+    @property
+    def _stream_variance(self) -> float:
+        return float(np.mean(self.before(_WIDTH) ** 2))
+
+    @property
+    def _weights(self) -> NormWeights:
+        inside = {} if self.inside is None else {"norm_in": self.inside(_WIDTH)}
+        return NormWeights(norm_out=self.out(_WIDTH), **inside)
 
 
 def _tanh_branch(width: int) -> Branch:

@@ -181,16 +181,23 @@ _LIST: tuple[Claim, ...] = (
     _claim(
         "14-rms",
         "14",
-        "one Post-LN shortcut has gain g_l / (sqrt(2) g_{l-1}) with g the root mean square of the weight's entries",
+        "a random gradient's mean gain is g_l / (sqrt(2) g_{l-1}) with g the root mean square of the weight's entries",
         f"unequal entries in g_l; {_ONE_NORM}",
         checks.post_ln_gain_rms,
     ),
-    _wrong(
+    _claim(
         "14-largest",
         "14",
-        "one Post-LN shortcut has gain g_l / (sqrt(2) g_{l-1}) with g = ||weight||_inf",
-        f"unequal entries in g_l; {_ONE_NORM}",
+        "the spectral norm of one Post-LN shortcut is g_l / (sqrt(2) g_{l-1}) with g = ||weight||_inf: no gradient gains more",
+        f"equal entries in g_{{l-1}}, unequal ones in g_l; {_ONE_NORM}",
         checks.post_ln_gain_largest,
+    ),
+    _wrong(
+        "14-bound",
+        "14",
+        "as a strict bound: no gradient gains more than g_l / (sqrt(2) g_{l-1}) with g = ||weight||_inf, whatever the weights",
+        f"unequal entries in g_{{l-1}} as well; {_ONE_NORM}",
+        checks.post_ln_gain_bound,
     ),
     _claim("15-product", "15", "Post-LN's shortcut product is 1 / 2^(L/2)", _SHORTCUT, checks.post_ln_product),
     _wrong(
@@ -214,12 +221,27 @@ _LIST: tuple[Claim, ...] = (
         f"{_EQUAL}; {_ONE_NORM}",
         checks.keel_gain,
     ),
-    _wrong(
+    _claim(
+        "18-rms",
+        "18",
+        "a random gradient's mean gain is that of Eq. 18 with g the root mean square of the weight's entries",
+        f"unequal entries in g_{{l,1}} and g_{{l,2}}; {_ONE_NORM}",
+        checks.keel_gain_rms,
+    ),
+    _claim(
         "18-largest",
         "18",
-        "one Keel shortcut has gain g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2) with g = ||weight||_inf",
-        f"unequal entries in g_{{l,1}} and g_{{l,2}}; {_ONE_NORM}",
+        "the spectral norm of one Keel shortcut is g_{l,1} a / sqrt(g_{l-1,1}^2 a^2 + g_{l,2}^2) with g = ||weight||_inf: no "
+        "gradient gains more",
+        f"equal entries in g_{{l-1,1}} and g_{{l,2}}, unequal ones in g_{{l,1}}; {_ONE_NORM}",
         checks.keel_gain_largest,
+    ),
+    _wrong(
+        "18-bound",
+        "18",
+        "as a strict bound: no gradient gains more than Eq. 18 says with g = ||weight||_inf, whatever the weights",
+        f"unequal entries in every weight; {_ONE_NORM}",
+        checks.keel_gain_bound,
     ),
     _claim(
         "19-product",
@@ -252,12 +274,21 @@ _LIST: tuple[Claim, ...] = (
         f"a = sqrt(L); {_SHORTCUT}",
         checks.keel_limit_without_power,
     ),
-    _wrong(
+    _claim(
         "19-first-block",
         "19",
-        "with the paper's rules for the first block the product from the embedding on tends to 1",
-        f"embedding of variance 1; {_SHORTCUT}",
+        "with the paper's rules for the first block the product from the embedding on tends to 1 / sqrt(v_0 + 2 q), the first "
+        "block's factor: a loss by the convention of unit variances",
+        f"embedding of variance v_0 = 1; {_SHORTCUT}",
         checks.keel_first_block,
+    ),
+    _claim(
+        "19-first-block-initial",
+        "19",
+        "with the paper's rules for the first block the product from the embedding on tends to 1 / sqrt(v_0 + 2 q), the first "
+        "block's factor: a gain at the paper's initialisation",
+        f"embedding of variance v_0 = 0.02^2; branches held constant; {_NOISE.replace('q = 1', 'q = 0.04')}",
+        checks.keel_first_block_initial,
     ),
     _claim(
         "19-later-blocks",

@@ -1,7 +1,7 @@
 r"""Depth-wise test-time training, derived step by step: Eqs. (29)-(34).
 
 The paper's argument runs over six numbers; it is proved here as one, and every number leads to it. Proved at width 2 with two
-hidden units that are arbitrary functions of the stream, see :func:`keel_theory.test_time_training.symbolic_step`.
+hidden units that are arbitrary functions of the stream, see :func:`keel_theory.depthwise_training.symbolic_step`.
 The paper's rows are columns here.
 
 Importing this module loads SymPy.
@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 import sympy as sp
 
+from keel_theory.depthwise_training import symbolic_step
 from keel_theory.named_symbols import NamedMatrix, NamedSymbol
 from keel_theory.notation import symbol
 from keel_theory.results import Derivation, Step, StepKind
-from keel_theory.test_time_training import symbolic_step
 
 __all__ = ["EQUATIONS"]
 

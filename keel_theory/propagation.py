@@ -19,7 +19,9 @@ a noise part Q, and r = (number of free dimensions)/D. Then, to first order in 1
 * the projection: a gradient that has passed the norm above is orthogonal to its direction, and by symmetry uniform in the
   rest, so this norm removes only :math:`E\log\sqrt{1 - \sin^2\theta\,t^2} \approx -\sin^2\theta / (2(D-1))` with
   :math:`\sin^2\theta = Q r / m` of the norm above. The last norm meets an isotropic gradient and removes the full share
-  :math:`\tfrac12[\psi(\tfrac{D-1}{2}) - \psi(\tfrac D2)]`.
+  :math:`\tfrac12[\psi(\tfrac{D-1}{2}) - \psi(\tfrac D2)]`, of variance
+  :math:`\tfrac14[\psi'(\tfrac{D-1}{2}) - \psi'(\tfrac D2)]` (LayerNorm: D - 2 for D - 1). Between norms the variance is
+  :math:`\sin^4\theta / (2D^2)`.
 
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (15), (18), (19) for the infinite-width product; the finite-width terms are
 derived here.
@@ -44,6 +46,7 @@ from keel_theory.sublayer import ScalarUpdate, log_one_plus_ratio, scalar_update
 
 __all__ = [
     "finite_width_product",
+    "first_block_log_product",
     "monte_carlo_product",
     "propagate_shortcut",
     "shortcut_log_product",
@@ -52,6 +55,7 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 2**26
+_LARGEST_EXPONENT = 700.0
 _SHORTCUT_FIELDS = frozenset({"shortcut_scale", "gate", "gate_bias", "norm_out", "profile"})
 
 
@@ -109,19 +113,54 @@ def shortcut_log_product(
         >>> from keel_theory.schemes import get_scheme
         >>> shortcut_log_product(get_scheme("pre_ln"), 1_000_000)
         0.0
-        >>> keel = get_scheme("keel") # the first FFN normalises a stream of variance 2 with a = 1: a factor 1/sqrt(3)
+        >>> keel = get_scheme("keel") # an embedding of variance 1 and q = 1: the first FFN's norm is a factor 1/sqrt(3)
         >>> round(math.exp(shortcut_log_product(keel, 1_000_000)) * math.sqrt(3), 5)
         1.0
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
     runs = scheme.runs(n_sublayers)
-    state = StreamState(variance=stream_variance)
+    state = StreamState.entering(stream_variance)
     for i, run in enumerate(runs):
         normed_later = any(spec.norm_out is not NormKind.NONE for later in runs[i + 1 :] for spec in later.period)
         state = _advance(state, run, question, variance_needed=normed_later)
     if not math.isfinite(state.log_product):
         raise DomainError(f"the log of the product over {n_sublayers} sub-layers is past float64; take a smaller depth")
     return state.log_product
+
+
+def first_block_log_product(
+    scheme: Scheme,
+    n_sublayers: int,
+    *,
+    branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
+    scaled_matrices: int = 0,
+) -> float:
+    """Natural log of the first two sub-layers' gains, where schemes have rules of their own and the embedding's size counts.
+
+    Source: this module's text.   Status: exact as D grows.   Assumes: unit weights, eps = 0, x and f uncorrelated.
+
+    Args:
+        scheme: with its parameters.
+        n_sublayers: of the whole stack, >= 1; one alone is the whole block.
+        branch_variance: q >= 0.
+        stream_variance: v > 0 of the embedding output.
+        scaled_matrices: matrices of a branch that start ``init_gain`` times smaller.
+
+    Returns:
+        Nats.
+
+    Example:
+        >>> from keel_theory.schemes import get_scheme
+        >>> keel = get_scheme("keel") # 1/sqrt(v + 2 q): a loss for unit variances, a gain at the paper's initialisation
+        >>> [round(math.exp(first_block_log_product(keel, 512, branch_variance=q, stream_variance=v)), 3)
+        ...  for v, q in ((1.0, 1.0), (0.02**2, 0.04))]
+        [0.577, 3.527]
+    """
+    question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
+    kinds = alternating_kinds(min(n_sublayers, 2))
+    specs = [scheme.spec(i, n_sublayers, kind) for i, kind in enumerate(kinds)]
+    return _walk(StreamState.entering(stream_variance), specs, question).log_product
 
 
 def shortcut_product(
@@ -192,14 +231,14 @@ def propagate_shortcut(
         array([1., 2., 3., 4.])
     """
     question = _Question.checked(scheme, n_sublayers, branch_variance, stream_variance, scaled_matrices)
-    state = StreamState(variance=stream_variance)
+    state = StreamState.entering(stream_variance)
     rows: list[tuple[float, float, float, float, bool]] = []
     variances = [stream_variance]
     for spec in _specs(scheme, n_sublayers):
         update = question.update(spec, state)
         rows.append(
             (
-                update.log_gain(state.variance),
+                update.log_gain(state.variance, state.log_variance),
                 update.shortcut,
                 update.log_shortcut,
                 update.added_variance(state.variance),
@@ -268,7 +307,7 @@ def finite_width_product(
     for position, each in enumerate(sums):
         above = sums[position + 1] if position + 1 < len(sums) else None
         mean += each.mean_log_scale(width) + _mean_log_projection(above, free, width)
-        variance += each.log_scale_variance(width) + _log_projection_variance(above, free)
+        variance += each.log_scale_variance(width) + _log_projection_variance(above, free, width)
     return FiniteWidthProduct(mean=mean, standard_deviation=math.sqrt(variance))
 
 
@@ -392,10 +431,10 @@ def _advance(state: StreamState, run: SpecRun, question: _Question, *, variance_
         return _walk(state, _run_specs(question.scheme, run, question.n_sublayers), question)
     n_periods, rest = divmod(run.stop - run.start, len(run.period))
     if normed:
-        first = _walk(state, run.period, question)  # behind its norm the stream no longer depends on what came before
-        second = _walk(first, run.period, question)
-        repeated = (n_periods - 1) * (second.log_product - first.log_product)
-        state = replace(second if n_periods > 1 else first, log_product=first.log_product + repeated)
+        state = _walk(state, run.period, question)  # behind its norm the stream no longer depends on what came before
+        again = _walk(replace(state, log_product=0.0), run.period, question)  # one period by itself, never a difference of sums
+        if n_periods > 1:
+            state = replace(again, log_product=state.log_product + (n_periods - 1) * again.log_product)
     else:
         state = _advance_plain(state, run.period, n_periods, question)
     return _walk(state, run.period[:rest], question)
@@ -404,42 +443,47 @@ def _advance(state: StreamState, run: SpecRun, question: _Question, *, variance_
 def _advance_plain(state: StreamState, period: Sequence[ResidualSpec], n_periods: int, question: _Question) -> StreamState:
     """Whole periods without a norm on the stream: gains multiply, and the variance iterates v -> slope v + offset."""
     updates = [question.update(spec, state) for spec in period]
-    slope, offset = 1.0, 0.0
+    log_slope, offset = 0.0, 0.0
     for update in updates:
-        growth = update.sum_variance(1.0) - update.branch_constant
-        slope, offset = slope * growth, (offset * growth if offset else 0.0) + update.branch_constant
+        log_growth = 2.0 * update.log_shortcut + log_one_plus_ratio(update.branch_relative, update.log_shortcut)
+        log_slope, offset = log_slope + log_growth, (offset * _exp(log_growth) if offset else 0.0) + update.branch_constant
     per_period = math.fsum(update.log_shortcut for update in updates)
-    grown = _iterate_affine(state.variance, slope, offset, n_periods)
-    return replace(state, variance=grown, log_product=state.log_product + n_periods * per_period)
+    variance, log_variance = _iterate_affine(state, log_slope, offset, n_periods)
+    log_product = state.log_product + n_periods * per_period
+    return replace(state, variance=variance, log_variance=log_variance, log_product=log_product)
 
 
-def _iterate_affine(value: float, slope: float, offset: float, times: int) -> float:
-    """Apply v -> slope v + offset a number of times; infinite where float64 ends."""
-    if times == 0:
-        return value
-    if slope == 0.0:
-        return offset
-    if slope == 1.0:
-        return value + times * offset
-    exponent = times * math.log(slope)
-    if exponent > 700.0:
-        return math.inf
-    return value * math.exp(exponent) + offset * math.expm1(exponent) / (slope - 1.0)
+def _iterate_affine(state: StreamState, log_slope: float, offset: float, times: int) -> tuple[float, float]:
+    """The stream's variance and its log after v -> slope v + offset a number of times; infinite where float64 ends."""
+    value, exponent = state.variance, times * log_slope
+    if offset == 0.0:
+        return value * _exp(exponent), state.log_variance + exponent
+    if log_slope == 0.0:
+        return value + times * offset, state.log_variance + math.log1p(times * offset / value)
+    if exponent > _LARGEST_EXPONENT:
+        return math.inf, math.inf
+    grown = value * math.exp(exponent) + offset * math.expm1(exponent) / math.expm1(log_slope)
+    return grown, math.log(grown)
+
+
+def _exp(exponent: float) -> float:
+    """The exponential; infinite where float64 ends."""
+    return math.exp(exponent) if exponent <= _LARGEST_EXPONENT else math.inf
 
 
 def _advance_profiled(state: StreamState, run: SpecRun, question: _Question) -> StreamState:
     """Profiled scales telescope: each gain is ω/ω', with ω'² the variance of the sum."""
-    first = question.update(run.period[0], state)
-    profile = first.sum_variance(state.variance)
+    update = question.update(run.period[0], state)
+    first = state.after(update)
+    summed = update.sum_variance(state.variance)
     later = [question.update(spec, state).added_variance(1.0) for spec in run.period]
-    n_later = run.stop - run.start - 1
     shifted = [*later[1:], later[0]]  # the second sub-layer comes first among the later ones
-    cycles, rest = divmod(n_later, len(shifted))
-    profile += cycles * sum(shifted) + sum(shifted[:rest])
-    if not math.isfinite(profile):
+    cycles, rest = divmod(run.stop - run.start - 1, len(shifted))
+    added = cycles * sum(shifted) + sum(shifted[:rest])
+    if not math.isfinite(summed + added):
         raise DomainError("the profiled scale is past float64 (1.8e308); take a smaller branch variance or depth")
-    log_product = state.log_product + first.log_shortcut - 0.5 * math.log(profile)
-    return StreamState(variance=1.0, profile=profile, log_product=log_product)
+    log_product = first.log_product - 0.5 * math.log1p(added / summed)
+    return replace(first, profile=summed + added, log_product=log_product)
 
 
 def _walk(state: StreamState, specs: Iterator[ResidualSpec] | Sequence[ResidualSpec], question: _Question) -> StreamState:
@@ -504,9 +548,12 @@ def _mean_log_projection(above: _NormalisedSum | None, free: int, width: int) ->
     return -0.5 * (first + second / 2)
 
 
-def _log_projection_variance(above: _NormalisedSum | None, free: int) -> float:
-    sine_squared = 1.0 if above is None else above.sine_squared
-    return sine_squared**2 / (2 * free**2)
+def _log_projection_variance(above: _NormalisedSum | None, free: int, width: int) -> float:
+    if above is None:  # what is left of an isotropic gradient's square is Beta-distributed
+        from scipy.special import polygamma
+
+        return 0.25 * float(polygamma(1, (free - 1) / 2) - polygamma(1, width / 2))
+    return above.sine_squared**2 / (2 * free**2)
 
 
 def _draw(

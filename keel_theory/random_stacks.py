@@ -47,20 +47,29 @@ class RandomStack:
 
 
 def random_stack(
-    specs: Sequence[ResidualSpec], *, width: int, n_draws: int, scaled_matrices: int = 0, seed: int = 0
+    specs: Sequence[ResidualSpec],
+    *,
+    width: int,
+    n_draws: int,
+    branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
+    scaled_matrices: int = 0,
+    seed: int = 0,
 ) -> RandomStack:
-    """Draw stacks whose branches have variance one for an input of variance one.
+    """Draw stacks whose branches have one variance for an input of variance one.
 
     Args:
         specs: of the sub-layers, first to last; a Highway gate is held at its value for zero weights, a profiled scale is
             profiled on the draws.
         width: D.
         n_draws: independent draws, >= 2.
+        branch_variance: q >= 0, of a branch for an input of unit variance.
+        stream_variance: v > 0 of the stream that enters.
         scaled_matrices: matrices of each branch that start ``init_gain`` times smaller.
         seed: of the generator.
 
     Returns:
-        Gains and streams of every draw; the stream that enters is Gaussian, normalised to unit RMS.
+        Gains and streams of every draw; the stream that enters is Gaussian, normalised to one RMS.
 
     Example:
         >>> post_ln = [ResidualSpec(norm_out=NormKind.RMS)] * 4
@@ -70,13 +79,13 @@ def random_stack(
     """
     require_at_least("n_draws", n_draws, 2)
     rng, shape = np.random.default_rng(seed), (n_draws, width)
-    first = stream = Normalisation()(rng.standard_normal(shape))
+    first = stream = math.sqrt(stream_variance) * Normalisation()(rng.standard_normal(shape))
     tape: list[tuple[float, FloatArray, Normalisation | None]] = []
     omega, share = 1.0, np.zeros(n_draws)
     for spec in specs:
         scale, transform = _shares(spec, omega)
         kept = scale * stream
-        added = spec.branch_scale * transform * _branch(spec, stream, scaled_matrices, rng)
+        added = spec.branch_scale * transform * _branch(spec, stream, branch_variance, scaled_matrices, rng)
         total = kept + added
         omega = math.sqrt(_mean_square(kept) + _mean_square(added))
         norm = None if spec.norm_out is NormKind.NONE else Normalisation(kind=spec.norm_out)
@@ -127,12 +136,14 @@ def _shares(spec: ResidualSpec, omega: float) -> tuple[float, float]:
     return scale * (1.0 - transform), transform
 
 
-def _branch(spec: ResidualSpec, stream: FloatArray, scaled_matrices: int, rng: np.random.Generator) -> FloatArray:
+def _branch(
+    spec: ResidualSpec, stream: FloatArray, branch_variance: float, scaled_matrices: int, rng: np.random.Generator
+) -> FloatArray:
     """Noise as large as F's output would be for what F reads here."""
     read = stream if spec.norm_in is NormKind.NONE else Normalisation(kind=spec.norm_in)(stream)
     size = 1.0 if spec.qkv_norm else np.sqrt(np.mean((spec.input_scale * read) ** 2, axis=1, keepdims=True))
     n_scaled = min(scaled_matrices, 1) if spec.qkv_norm else scaled_matrices  # normalised values do not feel their matrix
-    written = size * spec.init_gain**n_scaled * rng.standard_normal(stream.shape)
+    written = math.sqrt(branch_variance) * size * spec.init_gain**n_scaled * rng.standard_normal(stream.shape)
     return written if spec.norm_branch is NormKind.NONE else Normalisation(kind=spec.norm_branch)(written)
 
 

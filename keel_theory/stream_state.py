@@ -27,11 +27,12 @@ class StreamState:
         variance: of the stream, infinite where it is past float64.
         profile: ω² of the next profiled sub-layer; None before the first sub-layer.
         log_product: natural log of the shortcut gains so far, nats.
+        log_variance: natural log of the variance, which tells 1 + 1e-20 from 1.
 
     Example:
         >>> from keel_theory.schemes import get_scheme
         >>> from keel_theory.sublayer import scalar_update
-        >>> state = StreamState(variance=2.0)
+        >>> state = StreamState.entering(2.0)
         >>> for spec in get_scheme("admin").specs(3):
         ...     state = state.after(state.resolved(spec, scalar_update(spec)))
         >>> round(state.profile, 12) # v_0 (1 + q), then q more from each sub-layer
@@ -39,8 +40,14 @@ class StreamState:
     """
 
     variance: float
+    log_variance: float
     profile: float | None = None
     log_product: float = 0.0
+
+    @classmethod
+    def entering(cls, variance: float) -> StreamState:
+        """The state of a stream of this variance before the first sub-layer."""
+        return cls(variance=variance, log_variance=math.log(variance))
 
     def resolved(self, spec: ResidualSpec, update: ScalarUpdate) -> ScalarUpdate:
         """The spec's scalars with the profiled shortcut scale, where the spec asks for one."""
@@ -52,6 +59,7 @@ class StreamState:
         """The state behind a sub-layer with these scalars."""
         return StreamState(
             variance=update.next_variance(self.variance),
+            log_variance=update.next_log_variance(self.variance, self.log_variance),
             profile=update.sum_variance(self.variance),
-            log_product=self.log_product + update.log_gain(self.variance),
+            log_product=self.log_product + update.log_gain(self.variance, self.log_variance),
         )

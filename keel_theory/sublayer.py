@@ -11,7 +11,8 @@ and its shortcut part, for a random gradient at large width, is a scalar:
 
 where v is the variance of the stream's entries and q' that of the branch's. All variances are per coordinate, about zero
 (mean squares), in the ``rms`` convention, and dimensionless. A weight γ with unequal entries enters a scalar by its root
-mean square; the paper's ‖γ‖_∞ is an upper bound, equal to it only for equal entries.
+mean square, which is what a random gradient feels. With ‖γ_out‖_∞ in its place the gain is the spectral norm, the most that any
+gradient gains; the paper takes the largest entry of the weights before, too, which is the same where their entries are equal.
 
 **The branch's variance.** q (``branch_variance``) is the variance of F's output for an input of unit variance; F is taken as
 homogeneous of degree one, so that an input of variance s² γ_in² (behind an input norm) or s² v (without one) multiplies it.
@@ -104,7 +105,10 @@ class NormWeights:
 
     @property
     def largest(self) -> NormWeights:
-        """The same with the largest absolute entry in place of each vector: the paper's ‖γ‖_∞, an upper bound."""
+        """The same with the largest absolute entry in place of each vector, the paper's ‖γ‖_∞.
+
+        Of the output norm it gives the spectral norm of the shortcut, the most that any gradient gains.
+        """
         return NormWeights(**{name: float(np.max(np.abs(getattr(self, name)))) for name in _WEIGHTS})
 
 
@@ -149,19 +153,32 @@ class ScalarUpdate:
         """Variance of the stream after the sub-layer; infinite where it is past float64."""
         return self.sum_variance(stream_variance) if self.norm_out is None else self.norm_out**2
 
-    def log_gain(self, stream_variance: float) -> float:
+    def next_log_variance(self, stream_variance: float, log_variance: float) -> float:
+        """Natural log of :meth:`next_variance`, from that of the stream: accurate where the variance is one up to round-off."""
+        if self.norm_out is not None:
+            return 2.0 * math.log(self.norm_out)
+        return log_variance + 2.0 * self.log_shortcut + self._log_growth(stream_variance)
+
+    def log_gain(self, stream_variance: float, log_variance: float | None = None) -> float:
         """Natural log of the shortcut gain; accurate where the gain is one up to round-off.
+
+        Args:
+            stream_variance: v > 0.
+            log_variance: ln v, where it is known better than from v.
 
         Raises:
             DomainError: if an output norm divides by a sum whose stream or branch has left float64.
         """
         if self.norm_out is None:
             return self.log_shortcut
-        added = self.added_variance(stream_variance)
-        if not (math.isfinite(stream_variance) and math.isfinite(added)):
+        if not (math.isfinite(stream_variance) and math.isfinite(self.added_variance(stream_variance))):
             raise DomainError("a variance of the stream is past float64 (1.8e308); take a smaller branch variance or depth")
-        log_growth = log_one_plus_ratio(added, self.log_shortcut, stream_variance)
-        return math.log(self.norm_out) - 0.5 * (math.log(stream_variance) + log_growth)
+        log_kept = math.log(stream_variance) if log_variance is None else log_variance
+        return math.log(self.norm_out) - 0.5 * (log_kept + self._log_growth(stream_variance))
+
+    def _log_growth(self, stream_variance: float) -> float:
+        """Natural log of the sum's variance over what the shortcut brings to it."""
+        return log_one_plus_ratio(self.added_variance(stream_variance), self.log_shortcut, stream_variance)
 
 
 def log_one_plus_ratio(added: float, log_scale: float, kept: float = 1.0) -> float:
@@ -442,7 +459,7 @@ class NeglectedTerms:
         eps_share: eps / s², by which eps lowers the squared gain of the norm.
         unequal_weights: what the order of the output weight's entries changes of the squared gain, relative to its mean
             square; 0 for equal entries.
-        weight_peak: ‖γ_out‖_∞ over the root mean square of γ_out, >= 1: by how much the paper's form overstates the gain.
+        weight_peak: ‖γ_out‖_∞ over the root mean square of γ_out, >= 1: by how much the spectral norm is above the gain.
         scalar_gain: the shortcut gain from the measured variances of x and f.
         exact_gain: ‖J_out (shortcut part)‖_F / √D, its exact counterpart.
     """

@@ -139,7 +139,7 @@ def variance_profile(
         raise DomainError("a stack has at least 1 sub-layer, got 0")
     if q.ndim > 1 or (q.ndim == 1 and len(q) != len(specs)):
         raise DomainError(f"branch_variance must be one number or {len(specs)} numbers, got shape {q.shape}")
-    state, stream, kept, added = StreamState(variance=input_variance), [input_variance], [], []
+    state, stream, kept, added = StreamState.entering(input_variance), [input_variance], [], []
     for spec, value in zip(specs, np.broadcast_to(q, len(specs)).tolist(), strict=True):
         update = state.resolved(spec, scalar_update(spec, branch_variance=value, scaled_matrices=scaled_matrices))
         kept.append(update.kept_variance(state.variance))

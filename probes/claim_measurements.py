@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TypeAlias
@@ -38,7 +38,7 @@ from keel_theory.sublayer import NormWeights, branch_gain
 from keel_theory.variance import layernorm_scaling_variance, pre_ln_update_share, pre_ln_variance
 from probes.admin_profile import profile_admin
 from probes.blocks import FeedForward, Gain, Gate, Linear, Norm, ResidualSublayer
-from probes.config import ModelConfig
+from probes.config import ModelConfig, narrow
 from probes.depthwise_alignment import SublayerAlignment, measure_depthwise_alignment
 from probes.model import Transformer, residual_layout
 from probes.stack_gains import StackGains, full_log_gain, noise_branches, noise_stack, own_stack
@@ -168,6 +168,18 @@ def _mean(values: Tensor) -> tuple[float, float]:
 # --- products over depth ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """Variances of branches and of the stream that enters, and matrices that start smaller."""
+
+    branch_variance: float = 1.0
+    stream_variance: float = 1.0
+    scaled_matrices: int = 0
+
+
+_UNIT = _Question()
+
+
 @dataclass(frozen=True, slots=True)
 class _Products:
     """The natural log of a scheme's product: under the assumptions, as predicted at this width, and as initialised."""
@@ -184,16 +196,16 @@ def _products(
     *,
     n_sublayers: int = CASE.n_sublayers,
     width: int = WIDTH,
-    scaled_matrices: int = 0,
     n_positions: int = 256,
+    question: _Question = _UNIT,
     **parameters: ParameterValue,
 ) -> _Products:
     model = _model(scheme, parameters, n_sublayers=n_sublayers, width=width, norm_eps=1e-12)
-    noise, error = _mean(_noise(model, scaled_matrices, n_positions).log_products)
+    noise, error = _mean(_noise(model, n_positions, question).log_products)
     own = _model(scheme, parameters, n_sublayers=n_sublayers, width=width)
     if _is_profiled(own):
         profile_admin(own, [_ids()])
-    predicted = _predicted(model.config.residual_scheme, n_sublayers, width, scaled_matrices)
+    predicted = _predicted(model.config.residual_scheme, n_sublayers, width, question)
     return _Products(noise, error, predicted, float(own_stack(own, _ids()).log_products.mean()))
 
 
@@ -201,21 +213,21 @@ def _is_profiled(model: Transformer) -> bool:
     return any(sublayer.spec.profile is ProfileKind.ADMIN for sublayer in model.sublayers())
 
 
-def _noise(model: Transformer, scaled_matrices: int = 0, n_positions: int = 256) -> StackGains:
+def _noise(model: Transformer, n_positions: int = 256, question: _Question = _UNIT) -> StackGains:
     """With Admin's scales profiled on the noise, and Highway's gate the constant that the claim assumes."""
     with torch.no_grad():
         for sublayer in model.sublayers():
             if isinstance(sublayer.gate, Gate):
                 sublayer.gate.weight.zero_()
     if _is_profiled(model):
-        with noise_branches(model, scaled_matrices=scaled_matrices, seed=1):
+        with noise_branches(model, seed=1):
             profile_admin(model, [_ids()])
-    return noise_stack(model, scaled_matrices=scaled_matrices, n_positions=n_positions, tangent=True)
+    return noise_stack(model, n_positions=n_positions, tangent=True, **asdict(question))
 
 
-def _predicted(scheme: Scheme, n_sublayers: int, width: int = WIDTH, scaled_matrices: int = 0) -> float:
+def _predicted(scheme: Scheme, n_sublayers: int, width: int = WIDTH, question: _Question = _UNIT) -> float:
     """The log product at a width, for a gradient that the last norm cannot shorten where there is one."""
-    product = finite_width_product(scheme, n_sublayers, width=width, scaled_matrices=scaled_matrices)
+    product = finite_width_product(scheme, n_sublayers, width=width, **asdict(question))
     last_is_normed = scheme.specs(n_sublayers)[-1].norm_out is not NormKind.NONE
     return product.mean - (_log_radial_share(width) if last_is_normed else 0.0)
 
@@ -314,6 +326,20 @@ def _keel_first_block() -> Measurement:
     return _plain(_products("keel"), _STACK)
 
 
+def _keel_first_block_initial() -> Measurement:
+    """Own: the paper's shape with its initialisation, whose q is another in attention and FFN."""
+    question = _Question(branch_variance=CASE.initial_branch, stream_variance=CASE.initial_embedding)
+    measured = _plain(_products("keel", question=question), "")
+    own = own_stack(Transformer(narrow(4, "keel")), _ids(16))
+    q_attention, q_ffn = own.branch_variance[:2].tolist()
+    return replace(
+        measured,
+        own=float(own.log_gains[:2].sum(0).mean().exp()),
+        setting="64 sub-layers, noise branches; own: first block of the paper's width 1024 and initialisation, 64 tokens, "
+        f"q = {q_attention:.3f} in its attention, {q_ffn:.3f} in its FFN",
+    )
+
+
 def _keel_later_blocks() -> Measurement:
     """From the second block on Keel is attempt 3 with two sub-layers less and the same scale."""
     depth = CASE.n_sublayers
@@ -365,7 +391,7 @@ def _highway_variance() -> Measurement:
 
 
 def _deepnorm_initial() -> Measurement:
-    return _plain(_products("deepnorm", scaled_matrices=2), _STACK)
+    return _plain(_products("deepnorm", question=_Question(scaled_matrices=2)), _STACK)
 
 
 def _deepnorm_drifted() -> Measurement:
@@ -483,33 +509,97 @@ def _pre_ln_fading() -> Measurement:
 # --- one sub-layer ---------------------------------------------------------------------------------------------------------
 
 
-def _one_gain(scheme: str, *, alpha: float, inside: Tensor, out: Tensor, parameters: _Parameters = _PUBLISHED) -> Measurement:
-    """Gain of one sub-layer's shortcut with weights, as a root mean square over gradients.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighted:
+    """The last FFN sub-layer of a small model, with weights; draws of the stream that the norm before would give it, and noise.
 
-    The stream has the RMS that the norm before would give it, the noise that of the inner weight. At width D the last norm
-    takes a share 1/D of an isotropic gradient's square, and the sum's fluctuation adds (4PQ + 2Q^2) / (D m^2).
+    Attributes:
+        scheme: of the model.
+        before: weight of the norm before, (D,).
+        inside: weight of the inner norm; without one the branch is as large as the stream, (D,).
+        out: weight of the output norm, (D,).
+        alpha: shortcut scale.
     """
-    sublayer = _sublayer(_model(scheme, parameters, n_sublayers=4, norm_eps=1e-12), 3)
-    _set_weights(sublayer, inside, out)
-    generator = torch.Generator().manual_seed(3)
-    draw = torch.randn((3, 4096, WIDTH), generator=generator, dtype=torch.float64)
-    stream = CASE.weight_before * draw[0] / draw[0].square().mean(-1, keepdim=True).sqrt()
-    noise_variance = float(inside.square().mean())
-    square, error = _mean(_shortcut_gains(sublayer, stream, noise_variance**0.5 * draw[1], draw[2]).square())
-    with torch.no_grad():
-        own_branch = sublayer.branch(stream[None, :64])[0]
-    own = _shortcut_gains(sublayer, stream[:64], own_branch, draw[2, :64]).square().mean().sqrt()
-    signal = alpha**2 * CASE.weight_before**2
-    total = signal + noise_variance
-    fluctuation = (4 * signal * noise_variance + 2 * noise_variance**2) / total**2
-    predicted = float(out.square().mean()) * alpha**2 / total * (1 - 1 / WIDTH) * (1 + fluctuation / WIDTH)
+
+    scheme: str
+    before: Tensor
+    inside: Tensor
+    out: Tensor
+    alpha: float = 1.0
+
+    def draws(self, n: int) -> tuple[ResidualSublayer, Tensor, Tensor, Tensor]:
+        """The sub-layer, streams, noise of the branch and gradients, each (n, D)."""
+        parameters = {"alpha": self.alpha} if "alpha" in get_scheme(self.scheme).parameters else {}
+        sublayer = _sublayer(_model(self.scheme, parameters, n_sublayers=4, norm_eps=1e-12), 3)
+        _set_weights(sublayer, self.inside, self.out)
+        draw = torch.randn((3, n, WIDTH), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        stream = self.before * draw[0] / draw[0].square().mean(-1, keepdim=True).sqrt()
+        return sublayer, stream, self.noise_variance**0.5 * draw[1], draw[2]
+
+    @property
+    def noise_variance(self) -> float:
+        """Of the branch."""
+        return float(self.inside.square().mean())
+
+    @property
+    def total(self) -> float:
+        """Mean of the sum's mean square."""
+        return self.alpha**2 * float(self.before.square().mean()) + self.noise_variance
+
+    @property
+    def fluctuation(self) -> float:
+        """D times the relative variance of the sum's mean square: 4PQ + 2Q^2, and what unequal weights make of the stream's."""
+        noise, squares = self.noise_variance, self.alpha**2 * self.before.square()
+        signal = float(squares.mean())
+        return (2 * float(squares.var(correction=0)) + 4 * signal * noise + 2 * noise**2) / self.total**2
+
+
+def _mean_gain(case: _Weighted) -> Measurement:
+    """Gain of one sub-layer's shortcut, as a root mean square over gradients.
+
+    At width D the last norm takes a share 1/D of an isotropic gradient's square, and the sum's fluctuation adds its own.
+    """
+    sublayer, stream, noise, gradient = case.draws(4096)
+    square, error = _mean(_shortcut_gains(sublayer, stream, noise, gradient).square())
+    own = _shortcut_gains(sublayer, stream[:64], _own_branch(sublayer, stream[:64]), gradient[:64]).square().mean().sqrt()
+    gain = float(case.out.square().mean()) * case.alpha**2 / case.total
     return Measurement(
         value=math.sqrt(square),
         error=error / (2 * math.sqrt(square)),
-        predicted=math.sqrt(predicted),
+        predicted=math.sqrt(gain * (1 - 1 / WIDTH) * (1 + case.fluctuation / WIDTH)),
         own=float(own),
-        setting="one FFN sub-layer with weights set, noise branch; own FFN",
+        setting="one FFN sub-layer with weights set, noise branch, random gradients; own FFN",
     )
+
+
+def _spectral_norm(case: _Weighted) -> Measurement:
+    """Largest singular value of the shortcut's Jacobian, which autograd gives row by row; mean over draws.
+
+    Several entries of the weight are its largest, so some direction of theirs is not the one that the norm removes: the norm is
+    that entry over the sum's RMS, whose mean inverse is larger by 3/8 of the fluctuation.
+    """
+    sublayer, stream, noise, _ = case.draws(256)
+    value, error = _mean(_spectral_norms(sublayer, stream, noise))
+    own = _spectral_norms(sublayer, stream[:64], _own_branch(sublayer, stream[:64])).mean()
+    return Measurement(
+        value=value,
+        error=error,
+        predicted=float(case.out.max()) * case.alpha / math.sqrt(case.total) * (1 + 0.375 * case.fluctuation / WIDTH),
+        own=float(own),
+        setting="one FFN sub-layer with weights set, noise branch, singular values of the shortcut's Jacobian; own FFN",
+    )
+
+
+@torch.no_grad()
+def _own_branch(sublayer: ResidualSublayer, stream: Tensor) -> Tensor:
+    written: Tensor = sublayer.branch(stream[None])[0]
+    return written
+
+
+def _spectral_norms(sublayer: ResidualSublayer, streams: Tensor, branches: Tensor) -> Tensor:
+    jacobians = torch.func.vmap(torch.func.jacrev(sublayer.shortcut))(streams, branches)
+    norms: Tensor = torch.linalg.matrix_norm(jacobians.detach(), 2)
+    return norms
 
 
 def _set_weights(sublayer: ResidualSublayer, inside: Tensor, out: Tensor) -> None:
@@ -540,22 +630,44 @@ def _shortcut_gains(sublayer: ResidualSublayer, stream: Tensor, branch: Tensor, 
     return gains
 
 
+def _post_ln_weighted(before: Tensor, out: Tensor) -> _Weighted:
+    return _Weighted(scheme="post_ln", before=before, inside=before, out=out)
+
+
+def _keel_weighted(before: Tensor, inside: Tensor, out: Tensor) -> _Weighted:
+    return _Weighted(scheme="keel", alpha=CASE.alpha, before=before, inside=inside, out=out)
+
+
 def _post_ln_gain() -> Measurement:
-    return _one_gain("post_ln", alpha=1.0, inside=_equal(CASE.weight_before), out=_equal(CASE.weight_out))
+    return _mean_gain(_post_ln_weighted(_equal(CASE.weight_before), _equal(CASE.weight_out)))
 
 
-def _post_ln_unequal() -> Measurement:
-    return _one_gain("post_ln", alpha=1.0, inside=_equal(CASE.weight_before), out=_unequal(CASE.weight_out))
+def _post_ln_rms() -> Measurement:
+    return _mean_gain(_post_ln_weighted(_equal(CASE.weight_before), _unequal(CASE.weight_out)))
+
+
+def _post_ln_largest() -> Measurement:
+    return _spectral_norm(_post_ln_weighted(_equal(CASE.weight_before), _unequal(CASE.weight_out)))
+
+
+def _post_ln_bound() -> Measurement:
+    return _spectral_norm(_post_ln_weighted(_unequal(CASE.weight_before), _unequal(CASE.weight_out)))
 
 
 def _keel_gain() -> Measurement:
-    weights = {"inside": _equal(CASE.weight_in), "out": _equal(CASE.weight_out)}
-    return _one_gain("keel", alpha=CASE.alpha, parameters={"alpha": CASE.alpha}, **weights)
+    return _mean_gain(_keel_weighted(_equal(CASE.weight_before), _equal(CASE.weight_in), _equal(CASE.weight_out)))
 
 
-def _keel_unequal() -> Measurement:
-    weights = {"inside": _unequal(CASE.weight_in), "out": _unequal(CASE.weight_out)}
-    return _one_gain("keel", alpha=CASE.alpha, parameters={"alpha": CASE.alpha}, **weights)
+def _keel_rms() -> Measurement:
+    return _mean_gain(_keel_weighted(_equal(CASE.weight_before), _unequal(CASE.weight_in), _unequal(CASE.weight_out)))
+
+
+def _keel_largest() -> Measurement:
+    return _spectral_norm(_keel_weighted(_equal(CASE.weight_before), _equal(CASE.weight_in), _unequal(CASE.weight_out)))
+
+
+def _keel_bound() -> Measurement:
+    return _spectral_norm(_keel_weighted(_unequal(CASE.weight_before), _unequal(CASE.weight_in), _unequal(CASE.weight_out)))
 
 
 def _gaussian(width: int, generator: torch.Generator) -> Tensor:
@@ -841,19 +953,23 @@ MEASUREMENTS: Mapping[str, Callable[[], Measurement]] = MappingProxyType(
         "13-chain": _chain_rule,
         "13-neglect": _branch_path,
         "14-gain": _post_ln_gain,
-        "14-rms": _post_ln_unequal,
-        "14-largest": _post_ln_unequal,
+        "14-rms": _post_ln_rms,
+        "14-largest": _post_ln_largest,
+        "14-bound": _post_ln_bound,
         "15-product": _post_ln_product,
         "15-wrong-base": _post_ln_product,
         "15-full-gradient": _post_ln_full_gradient,
         "18-gain": _keel_gain,
-        "18-largest": _keel_unequal,
+        "18-rms": _keel_rms,
+        "18-largest": _keel_largest,
+        "18-bound": _keel_bound,
         "19-product": _keel_product,
         "19-limit": _keel_limit,
         "19-rate": _keel_rate,
         "19-wrong-no-power": _keel_product,
         "19-wrong-limit": _root_depth_product,
         "19-first-block": _keel_first_block,
+        "19-first-block-initial": _keel_first_block_initial,
         "19-later-blocks": _keel_later_blocks,
         "24-26-shortcut": _attempts,
         "26-merge": _merge,

@@ -9,7 +9,7 @@ mixing of positions included (the loss is summed over positions). One vector-Jac
 Shape suffixes: B batch, T tokens, D width.
 
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (29)-(34); the full gradient is the counter-check of
-:mod:`keel_theory.test_time_training`.
+:mod:`keel_theory.depthwise_training`.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ def noise_stack(
     model: Transformer,
     *,
     branch_variance: float = 1.0,
+    stream_variance: float = 1.0,
     scaled_matrices: int = 0,
     n_positions: int = 256,
     tangent: bool = False,
@@ -119,6 +120,7 @@ def noise_stack(
     Args:
         model: its attentions and FFNs are not called.
         branch_variance: q, variance of F's output for an input of unit variance.
+        stream_variance: v > 0 of the stream that enters.
         scaled_matrices: matrices of each branch that start ``init_gain`` times smaller.
         n_positions: N, independent draws.
         tangent: take the gradient orthogonal to the stream that leaves, as it is behind any norm (J x = 0); an isotropic one
@@ -126,7 +128,7 @@ def noise_stack(
         seed: of the noise.
 
     Returns:
-        The gains at every position; the entering stream is Gaussian, normalised to unit RMS.
+        The gains at every position; the entering stream is Gaussian, normalised to one RMS.
 
     Example:
         >>> from probes.config import tiny
@@ -138,7 +140,8 @@ def noise_stack(
     with torch.no_grad(), noise as generator:
         shape = (1, n_positions, model.config.width)
         stream_BTD = torch.randn(shape, generator=generator, dtype=model.config.stream_dtype)
-        tape, last_BTD = _forward(model, stream_BTD / stream_BTD.square().mean(-1, keepdim=True).sqrt())
+        unit_BTD = stream_BTD / stream_BTD.square().mean(-1, keepdim=True).sqrt()
+        tape, last_BTD = _forward(model, stream_variance**0.5 * unit_BTD)
         gradient_BTD = torch.randn(shape, generator=generator, dtype=last_BTD.dtype)
     if tangent:
         along_BT1 = (gradient_BTD * last_BTD).sum(-1, keepdim=True) / last_BTD.square().sum(-1, keepdim=True)

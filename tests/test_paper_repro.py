@@ -35,6 +35,7 @@ def committed_claims() -> dict[str, ClaimCells]:
             claimed=cells[4],
             numeric=cells[6],
             measured=cells[7],
+            own=cells[9],
             holds=cells[-1].startswith("holds"),
             decided="NOT AS EXPECTED" not in cells[-1],
         )

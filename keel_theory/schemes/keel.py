@@ -4,7 +4,9 @@ r"""Keel: Post-LN with a scaled shortcut and a normalised branch input.
 
 L is the number of **sub-layers**, attention and FFN counted separately (the paper's footnote 1): a model of 256 blocks has
 L = 512. The first block differs: its attention has no output norm and α = 1 (so it is a Pre-LN sub-layer), its FFN keeps
-the output norm but has α = 1.
+the output norm but has α = 1. From the embedding on that adds a factor :math:`1/\sqrt{v_0 + 2q}` to the
+product, v_0 the variance of the embedding: 1/√3 for :math:`v_0 = q = 1`, about 3.5 at the paper's initialisation (v_0 = 4e-4, q
+about 0.04).
 
 Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (8) and (28), implementation rules of section 4.
 """

@@ -11,13 +11,12 @@ Source: Li, Yin & Liu 2024, arXiv:2412.13795 (r = 0.25); sketched in Chen & Wei 
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 from keel_theory.parameters import number
 from keel_theory.spec import NormKind, ParameterValue, ResidualSpec, Scheme, SublayerKind
 
 __all__ = ["SCHEME"]
-
-_ROUND_OFF = 1e-9  # 0.29 * 100 is 28.999999999999996 in floating point and means 29
 
 
 def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, ratio: ParameterValue = 0.25) -> ResidualSpec:
@@ -27,8 +26,10 @@ def _spec(sublayer_index: int, n_sublayers: int, kind: SublayerKind, *, ratio: P
 
 
 def _n_post_blocks(n_sublayers: int, ratio: ParameterValue) -> int:
+    """In exact arithmetic, with the next float above the ratio: 0.29 * 100 is 28.999999999999996 in floats and means 29."""
     n_blocks = (n_sublayers + 1) // 2
-    return math.floor(number("ratio", ratio, low=0.0, high=1.0) * n_blocks + _ROUND_OFF)
+    above = Fraction(math.nextafter(number("ratio", ratio, low=0.0, high=1.0), 2.0))
+    return min(math.floor(above * n_blocks), n_blocks)
 
 
 def _switches(n_sublayers: int, parameters: Mapping[str, ParameterValue]) -> tuple[int, ...]:

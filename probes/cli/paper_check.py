@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_markdown", "register"]
 
-_MOST_SHOWN = 3
-_CONDITIONAL = "Contradictions if the premise holds, which no table prints"
+_MOST_SHOWN = 4
+_HEADINGS = {
+    "contradiction": "Contradictions of arithmetic",
+    "consequence": "What follows from them",
+    "wording": "Wording",
+    "tension": "Tensions: contradictions if the premise holds, which the paper does not print",
+}
+"""Verdict -> what its findings are listed under, in this order."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +43,9 @@ def paper_check(
     """Check the paper against itself: averages, gains, captions, words, sizes and settings against its tables.
 
     Averages are compared at the precision printed: one is a contradiction only if no values that round to the printed columns
-    give it. Exit code 0 if there is no contradiction, 1 if there is one; what depends on a premise that the tables do not
-    print is listed apart and does not count.
+    give it. What follows from another contradiction, what another reading of the words reconciles (blocks for layers), and
+    what depends on a premise that the paper does not print are listed apart. Exit code 1 if numbers contradict each other, else
+    0; wording and tensions do not count.
 
     \b
     Examples:
@@ -58,18 +65,25 @@ def paper_check(
         emit(as_json(done.to_dict()), output)
     else:
         emit(as_markdown(done) if markdown else _page(done), output)
-    if done.of(Verdict.CONTRADICTION):
+    if done.of(Verdict.CONTRADICTION) or done.of(Verdict.CONSEQUENCE):
         raise typer.Exit(1)
 
 
 def _page(done: PaperCheck) -> str:
-    from figures.paper_check import Verdict
     from probes.cli._tables import render
 
-    groups = (("Contradictions", done.of(Verdict.CONTRADICTION)), (_CONDITIONAL, done.of(Verdict.CONDITIONAL)))
-    lines = [line for heading, results in groups if results for line in (heading, "", *_listing(results))]
+    lines = [line for heading, results in _groups(done) for line in (heading, "", *_listing(results))]
     counts = done.counts()
-    return "\n".join([*lines, render(list(counts[0]), counts, wide=False)])
+    return "\n".join([*lines, render(list(counts[0]), counts, wide=False), "", done.summary()])
+
+
+def _groups(done: PaperCheck) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
+    """Headings with what is found under them, without empty ones."""
+    from figures.paper_check import Verdict
+
+    for verdict, heading in _HEADINGS.items():
+        if results := done.of(Verdict(verdict)):
+            yield heading, results
 
 
 def _listing(results: Sequence[CheckResult]) -> Iterator[str]:
@@ -109,32 +123,22 @@ def as_markdown(done: PaperCheck) -> str:
     Returns:
         Text without a final newline.
     """
-    from figures.paper_check import Verdict
-
-    found = _markdown_table(
-        ("statement", "value", "where", "against", "where", "what would reconcile them"),
-        (_cells(result, c, c.note) for result in done.of(Verdict.CONTRADICTION) for c in _shown(result)),
-    )
-    conditional = _markdown_table(
-        ("statement", "value", "where", "against", "where", "premise"),
-        (
-            _cells(result, c, "; ".join(filter(None, (result.check.premise, _rest(result)))))
-            for result in done.of(Verdict.CONDITIONAL)
-            for c in _shown(result)
-        ),
-    )
+    columns = ("statement", "value", "where", "against", "where", "what would reconcile them, or the premise")
+    tables = [
+        f"**{heading}**\n\n{_markdown_table(columns, [_cells(result, c) for result in results for c in _shown(result)])}"
+        for heading, results in _groups(done)
+    ]
     counts = done.counts()
-    kinds = _markdown_table(tuple(counts[0]), ([str(value) for value in row.values()] for row in counts))
-    parts = [("Contradictions", found), (_CONDITIONAL, conditional), ("What was checked", kinds)]
-    return "\n\n".join(f"**{heading}**\n\n{table}" for heading, table in parts if table)
+    kinds = _markdown_table(tuple(counts[0]), [[str(value) for value in row.values()] for row in counts])
+    return "\n\n".join([done.summary(), *tables, f"**What was checked**\n\n{kinds}"])
 
 
-def _cells(result: CheckResult, comparison: Comparison, remark: str) -> list[str]:
-    stated, against = comparison.stated, comparison.against
-    return [f"{result.check.statement} ({result.check.source})", stated.text, stated.where, against.text, against.where, remark]
+def _cells(result: CheckResult, comparison: Comparison) -> list[str]:
+    check, stated, against = result.check, comparison.stated, comparison.against
+    remark = "; ".join(filter(None, (comparison.note, check.premise, _rest(result))))
+    return [f"{check.statement} ({check.source})", stated.text, stated.where, against.text, against.where, remark]
 
 
-def _markdown_table(columns: Sequence[str], rows: Iterator[list[str]]) -> str:
-    """A table, or nothing where there are no rows."""
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines]) if lines else ""
+    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines])

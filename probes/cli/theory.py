@@ -27,6 +27,13 @@ _Variance = Annotated[
     float, typer.Option("--branch-variance", help="q: variance of a branch's output for an input of variance 1.")
 ]
 
+_Embedding = Annotated[
+    float,
+    typer.Option(
+        "--embedding-variance",
+        help="v_0: variance of the stream that enters the first block; the paper's at initialisation is 4e-4.",
+    ),
+]
 _ScaledMatrices = Annotated[
     int,
     typer.Option(
@@ -72,6 +79,7 @@ def gain(
     sublayers: _Sublayers,
     alpha: Annotated[str | None, typer.Option(help="Shortcut scale, an expression in L.", show_default=False)] = None,
     branch_variance: _Variance = 1.0,
+    embedding_variance: _Embedding = 1.0,
     scaled_matrices: _ScaledMatrices = 0,
     settings: Annotated[
         list[str] | None,
@@ -87,6 +95,7 @@ def gain(
       keel theory gain --scheme post_ln --sublayers 64
       keel theory gain --scheme keel --sublayers 1024 --alpha "2*sqrt(L)"
       keel theory gain --scheme deepnorm --sublayers 64 --scaled-matrices 2
+      keel theory gain --scheme keel --sublayers 512 --embedding-variance 4e-4 --branch-variance 0.04
     """  # noqa: D301 - a real \b keeps the lines of the examples apart
     from keel_theory.schemes import get_scheme
     from probes.cli._io import emit
@@ -94,7 +103,12 @@ def gain(
     from probes.cli.schemes import parse_settings
 
     values = parse_settings(settings or []) | ({} if alpha is None else {"alpha": alpha})
-    answer = _gain(get_scheme(scheme).with_parameters(**values), sublayers, branch_variance, scaled_matrices)
+    question: dict[str, Any] = {
+        "branch_variance": branch_variance,
+        "stream_variance": embedding_variance,
+        "scaled_matrices": scaled_matrices,
+    }
+    answer = _gain(get_scheme(scheme).with_parameters(**values), sublayers, question)
     emit(as_json(answer) if json else _gain_text(answer), output)
 
 
@@ -109,6 +123,7 @@ def alpha_command(
             help="Answer for this scheme with its first-layer rules; every sub-layer alike without.", show_default=False
         ),
     ] = None,
+    embedding_variance: _Embedding = 1.0,
     json: _Json = False,
     output: _Output = None,
 ) -> None:
@@ -123,12 +138,14 @@ def alpha_command(
     from probes.cli._tables import as_json
 
     if scheme is None:
+        if embedding_variance != 1.0:
+            raise typer.BadParameter("--embedding-variance counts in a scheme's first block; name the scheme with --scheme")
         answer = _alpha(sublayers, min_gain, branch_variance)
         emit(as_json(answer) if json else _alpha_text(answer), output)
         return
     from keel_theory.schemes import get_scheme
 
-    answer = _scheme_alpha(get_scheme(scheme), sublayers, min_gain, branch_variance)
+    answer = _scheme_alpha(get_scheme(scheme), sublayers, min_gain, branch_variance, embedding_variance)
     emit(as_json(answer) if json else _scheme_alpha_text(answer), output)
 
 
@@ -239,85 +256,101 @@ def _draw_phase(output: Path, branch_variance: float) -> None:
         raise OutputError(f"cannot write '{output}': {error.strerror or error}; name a file in an existing folder") from error
 
 
-def _gain(scheme: Scheme, n_sublayers: int, branch_variance: float, scaled_matrices: int) -> dict[str, Any]:
+def _gain(scheme: Scheme, n_sublayers: int, question: dict[str, Any]) -> dict[str, Any]:
     import math
 
-    from keel_theory.propagation import propagate_shortcut, shortcut_log_product
+    from keel_theory.claim_checks import CASE
+    from keel_theory.propagation import first_block_log_product, propagate_shortcut, shortcut_log_product
 
-    question: dict[str, Any] = {"branch_variance": branch_variance, "scaled_matrices": scaled_matrices}
     log_product = shortcut_log_product(scheme, n_sublayers, **question)
+    initially = {"branch_variance": CASE.initial_branch, "stream_variance": CASE.initial_embedding}
     answer: dict[str, Any] = {
         "scheme": scheme.name,
         "label": scheme.label,
         "n_sublayers": n_sublayers,
         "parameters": dict(scheme.parameters),
-        **question,
-        "without_effect": _without_effect(scheme, n_sublayers, branch_variance, scaled_matrices),
+        "branch_variance": question["branch_variance"],
+        "embedding_variance": question["stream_variance"],
+        "scaled_matrices": question["scaled_matrices"],
+        "without_effect": _without_effect(scheme, n_sublayers, question),
         "log_product": log_product,
         "log10_product": log_product / math.log(10),
         "product": math.exp(log_product),
+        "first_block_log_product": first_block_log_product(scheme, n_sublayers, **question),
+        "first_block_initial_log_product": first_block_log_product(scheme, n_sublayers, **(question | initially)),
     }
     if 2 < n_sublayers <= _MAX_TRACED:
         trace = propagate_shortcut(scheme, n_sublayers, **question)
-        answer["first_block_log_product"] = math.fsum(trace.log_gains[:2])
         answer["later_blocks_log_product"] = math.fsum(trace.log_gains[2:])
         answer["last_scale"] = float(trace.shortcut_scales[-1])
         answer["last_log_scale"] = float(trace.log_shortcut_scales[-1])
     return answer
 
 
-def _without_effect(scheme: Scheme, n_sublayers: int, branch_variance: float, scaled_matrices: int) -> list[str]:
+def _without_effect(scheme: Scheme, n_sublayers: int, question: dict[str, Any]) -> list[str]:
     """Parameters and options whose other values give the same product: what was asked for does not depend on them."""
     from keel_theory.propagation import shortcut_log_product
     from keel_theory.schemes import get_scheme
 
-    def product(q: float, matrices: int, **changed: float | str) -> float | None:
+    def product(changed: dict[str, Any], **parameters: float | str) -> float | None:
         """The answer to the changed question; None where the scheme or the theory refuses it."""
         try:
-            other = scheme.with_parameters(**changed)
-            return shortcut_log_product(other, n_sublayers, branch_variance=q, scaled_matrices=matrices)
+            return shortcut_log_product(scheme.with_parameters(**parameters), n_sublayers, **(question | changed))
         except ValueError:
             return None
 
-    asked = product(branch_variance, scaled_matrices)
+    asked = product({})
     defaults, idle = get_scheme(scheme.name).parameters, []
     for name, value in scheme.parameters.items():
         trials = [trial for trial in (defaults[name], *_TRIALS) if str(trial) != str(value)]
-        others = [product(branch_variance, scaled_matrices, **{name: trial}) for trial in trials]
+        others = [product({}, **{name: trial}) for trial in trials]
         if any(other is not None for other in others) and all(other in (None, asked) for other in others):
             idle.append(name)
-    another = branch_variance / 2 if branch_variance > 1 else branch_variance + 1
-    if product(another, scaled_matrices) == asked:
-        idle.append("--branch-variance")
-    if scaled_matrices and product(branch_variance, 0) == asked:
+    idle += [_OPTIONS[name] for name in _VARIANCES if product({name: _another(question[name])}) == asked]
+    if question["scaled_matrices"] and product({"scaled_matrices": 0}) == asked:
         idle.append("--scaled-matrices")
     return idle
 
 
 _TRIALS = ("0.137", "0.77", "5.3")
+_VARIANCES = ("branch_variance", "stream_variance")
+_OPTIONS = {"branch_variance": "--branch-variance", "stream_variance": "--embedding-variance"}
+
+
+def _another(variance: float) -> float:
+    return variance / 2 if variance > 1 else variance + 1
 
 
 def _gain_text(answer: dict[str, Any]) -> str:
+    from keel_theory.claim_checks import CASE
     from probes.cli._tables import counted
 
     idle = answer["without_effect"]
     settings = [f"{name} = {value}" for name, value in answer["parameters"].items() if name not in idle]
-    if "--branch-variance" not in idle:
-        settings.append(f"branch variance {answer['branch_variance']:g}")
+    for name in ("branch", "embedding"):
+        if f"--{name}-variance" not in idle:
+            settings.append(f"{name} variance {answer[f'{name}_variance']:g}")
     if answer["scaled_matrices"] and "--scaled-matrices" not in idle:
         settings.append(f"scaled matrices {answer['scaled_matrices']}")
+    first = _exp(answer["first_block_log_product"])
     lines = [
         ", ".join([answer["label"], counted(answer["n_sublayers"], "sub-layer"), *settings]),
         f"  kept by the shortcut   {_exp(answer['log_product'])}",
         f"  ln, log10              {answer['log_product']:.6g} nats, {answer['log10_product']:.6g}",
     ]
     if "last_scale" in answer:
-        first, later = (_exp(answer[f"{part}_log_product"]) for part in ("first_block", "later_blocks"))
-        lines.append(f"  first block, others    {first}, {later}")
+        lines.append(f"  first block, others    {first}, {_exp(answer['later_blocks_log_product'])}")
         scale = f"{answer['last_scale']:.6g}" if answer["last_scale"] else _exp(answer["last_log_scale"])
         lines.append(f"  last shortcut scale    {scale}")
+    elif answer["n_sublayers"] > 2:
+        lines.append(f"  first block            {first}")
     if idle:
         lines.append(f"  without effect here    {', '.join(idle)}")
+    if "--embedding-variance" not in idle:
+        lines.append(
+            f"  first block initially  {_exp(answer['first_block_initial_log_product'])}, at the paper's initialisation: "
+            f"embedding variance {CASE.initial_embedding:g}, branch variance about {CASE.initial_branch:g}"
+        )
     return "\n".join(lines)
 
 
@@ -335,7 +368,7 @@ def _exp(log_product: float) -> str:
 
 
 def _alpha(n_sublayers: int, min_gain: float, branch_variance: float) -> dict[str, Any]:
-    from keel_theory.design import aligned_branch_cosine_law, branch_share, smallest_alpha, smallest_alpha_law, uniform_product
+    from keel_theory.design import aligned_branch_share, branch_share, smallest_alpha, smallest_alpha_law, uniform_product
 
     alpha = float(smallest_alpha(min_gain, n_sublayers, branch_variance))
     answer: dict[str, Any] = {
@@ -352,35 +385,40 @@ def _alpha(n_sublayers: int, min_gain: float, branch_variance: float) -> dict[st
                 "alpha": scale,
                 "product": float(uniform_product(*case)),
                 "branch_share": float(branch_share(*case)),
-                "aligned_branch_share": 1 - float(aligned_branch_cosine_law(*case)) ** 2,
+                "aligned_branch_share": aligned_branch_share(*case),
             }
     return answer
 
 
-def _scheme_alpha(scheme: Scheme, n_sublayers: int, min_gain: float, branch_variance: float) -> dict[str, Any]:
+def _scheme_alpha(
+    scheme: Scheme, n_sublayers: int, min_gain: float, branch_variance: float, embedding_variance: float
+) -> dict[str, Any]:
     import math
 
     from keel_theory.design import smallest_scheme_alpha
     from keel_theory.propagation import shortcut_log_product
     from keel_theory.variance import variance_profile
 
-    alpha = smallest_scheme_alpha(scheme, n_sublayers, min_gain, branch_variance=branch_variance)
+    question: dict[str, Any] = {"branch_variance": branch_variance, "stream_variance": embedding_variance}
+    alpha = smallest_scheme_alpha(scheme, n_sublayers, min_gain, **question)
     answer: dict[str, Any] = {
         "scheme": scheme.name,
         "label": scheme.label,
         "n_sublayers": n_sublayers,
         "min_gain": min_gain,
         "branch_variance": branch_variance,
+        "embedding_variance": embedding_variance,
         "alpha": alpha,
     }
     for name, scale in (("at_alpha", alpha), ("at_alpha_L", float(n_sublayers))):
         if scale > 0:
             scaled = scheme.with_parameters(alpha=scale)
-            product = math.exp(shortcut_log_product(scaled, n_sublayers, branch_variance=branch_variance))
+            product = math.exp(shortcut_log_product(scaled, n_sublayers, **question))
             answer[name] = {"alpha": scale, "product": product}
             if n_sublayers <= _MAX_TRACED:
-                cosine = variance_profile(scaled.specs(n_sublayers), branch_variance=branch_variance).input_cosine
-                answer[name]["branch_share"] = 1 - cosine**2
+                specs = scaled.specs(n_sublayers)
+                profile = variance_profile(specs, branch_variance=branch_variance, input_variance=embedding_variance)
+                answer[name]["branch_share"] = 1 - profile.input_cosine**2
     return answer
 
 
@@ -388,7 +426,7 @@ def _scheme_alpha_text(answer: dict[str, Any]) -> str:
     from probes.cli._tables import counted, render
 
     head = f"{answer['label']}, {counted(answer['n_sublayers'], 'sub-layer')}, branch variance {answer['branch_variance']:g}"
-    head += f", keep {answer['min_gain']:g}"
+    head += f", embedding variance {answer['embedding_variance']:g}, keep {answer['min_gain']:g}"
     if answer["alpha"] == 0:
         return f"{head}\n  any alpha > 0 keeps that much"
     rows = [
@@ -423,8 +461,8 @@ _LEGEND = (
     "",
     "kept = cosine: what the shortcut keeps of a gradient, and the cosine between the stack's input and its output.",
     "branches' share: of the output's variance, for independent branches; if they agree: for branches that all write one",
-    "direction (leading order). Every sub-layer alike: Keel's first block, without a scale, has a factor of its own, see",
-    "--scheme keel.",
+    "direction. Every sub-layer alike: Keel's first block, without a scale, has a factor of its own, 1/sqrt(v_0 + 2 q) for",
+    "an embedding of variance v_0, see --scheme keel.",
 )
 
 

@@ -1,10 +1,12 @@
 """Rises, verdicts, and gaps between paired runs."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
+from figures import _findings
 from figures._findings import (
     conclude,
     decide,
@@ -17,6 +19,7 @@ from figures._findings import (
     same_sign,
     spread_over_seeds,
 )
+from probes.divergence import JudgeThresholds
 from tests.figures._frames import learning, run, runs, with_spike
 
 
@@ -34,10 +37,15 @@ def test_a_rise_is_found_with_its_height_and_place(noise: float) -> None:
     assert 600 <= rise.step_index < 640
 
 
-def test_a_rise_below_a_twentieth_of_what_was_learned_is_none() -> None:
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
+def test_a_rise_counts_from_the_judge_s_share_of_what_was_learned(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """The figure's verdict and the judge's have one source: with another threshold there, another rise is a spike here."""
     calm = learning(1000, 2.2, noise=0.0)
-    assert not largest_rise(with_spike(calm, at=600, height=0.1)).is_spike
-    assert largest_rise(with_spike(calm, at=600, height=0.3)).is_spike
+    learned = calm[0] - calm[599]
+    below, above = (with_spike(calm, at=600, height=factor * share * learned) for factor in (0.8, 1.25))
+    monkeypatch.setattr(_findings, "JudgeThresholds", partial(JudgeThresholds, rise=share))
+    assert not largest_rise(below).is_spike
+    assert largest_rise(above).is_spike
 
 
 def test_a_single_step_is_no_rise() -> None:

@@ -22,7 +22,7 @@ from figures._reproduction_rows import (
     figure_row,
     readable,
 )
-from figures._reproduction_text import DISAGREEMENTS, LIMITS, NOTES, texts
+from figures._reproduction_text import DISAGREEMENTS, EQUATION_NOTES, LIMITS, NOTES, texts
 from figures.paper_check import check_paper
 from figures.paper_tables import TABLES as PUBLISHED_TABLES
 from figures.paper_tables import load_tables
@@ -34,7 +34,7 @@ from keel_theory.derivations import DERIVATIONS
 from probes.printed_equations import PRINTED
 from tests.figures._frames import learning, run, runs, with_spike
 
-HOLDS = ClaimCells(statement="s", claimed="1", numeric="1.0 ± 0.1", measured="1.1 ± 0.1", holds=True, decided=True)
+HOLDS = ClaimCells(statement="s", claimed="1", numeric="1.0 ± 0.1", measured="1.1 ± 0.1", own="0.9", holds=True, decided=True)
 REFUTED = replace(HOLDS, holds=False)
 UNDECIDED = replace(HOLDS, decided=False)
 ITEM = Equation(numbers="3", paper="p", derivations=("3",), definition="3", claims=("a", "b"))
@@ -245,6 +245,7 @@ def test_evidence_that_items_name_exists() -> None:
         assert not item.definition or item.definition in PRINTED
     assert {item.figure for item in (*FIGURES, *TABLES) if isinstance(item, Figure)} <= set(REGISTRY)
     assert {name for each in DISAGREEMENTS for name in each.claims} <= set(CLAIMS)
+    assert {name for names in EQUATION_NOTES.values() for name in names} <= set(CLAIMS)
 
 
 def test_every_definition_and_every_numbered_claim_is_used() -> None:
@@ -263,13 +264,13 @@ def test_table_8_is_computed() -> None:
 
 
 KNOWN = (
-    r"Eqs?\. \d+( and \d+)?|Figures? \d[a-c]?( and \d[a-c])?|Tables? \d( to \d)?|`[\w-]+`|1/sqrt\((width|3)\)|log10|1e4|10\^12|"
-    r"1,024 and 2,048|1,024|512 sub-layers|float32|bfloat16|variance 1|tend to 1|vocabulary of 256"
+    r"Eqs?\. \d+( and \d+)?|Figures? \d[a-c]?( and \d[a-c])?|Tables? \d( to \d)?|`[\w-]+`|1/sqrt\((width|v_0 \+ 2 q)\)|"
+    r"log10|1e4|10\^12|v_0( = q = 1)?|1,024 and 2,048|1,024|512 sub-layers|float32|bfloat16|vocabulary of 256"
 )
 
 
 def test_every_text_is_used_and_every_item_has_one() -> None:
-    assert list(texts()) == [*NOTES, *LIMITS, *(each.id for each in DISAGREEMENTS)]
+    assert list(texts()) == [*EQUATION_NOTES, *NOTES, *LIMITS, *(each.id for each in DISAGREEMENTS)]
 
 
 @pytest.mark.parametrize("name", texts())

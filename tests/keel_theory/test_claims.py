@@ -110,6 +110,14 @@ def test_the_wrong_forms_in_circulation_are_there() -> None:
     }
 
 
+@pytest.mark.parametrize(("id", "convention"), [("19-first-block", "v_0 = 1"), ("19-first-block-initial", "v_0 = 0.02^2")])
+def test_the_first_block_s_factor_says_for_which_embedding_it_is(id: str, convention: str) -> None:
+    result = _run(CLAIMS[id])
+    assert convention in CLAIMS[id].assumes
+    assert result.verdict is Verdict.HOLDS
+    assert (result.evidence.derived < 1) is (id == "19-first-block")
+
+
 @pytest.mark.parametrize("id", ["14-gain", "18-gain", "27-branch-gain"])
 def test_gains_with_weights_say_that_the_entries_are_equal(id: str) -> None:
     assert "equal entries in each weight" in CLAIMS[id].assumes

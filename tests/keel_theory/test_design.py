@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keel_theory.design import (
+    ALIGNED_EXACT_DEPTH,
     aligned_branch_cosine,
     aligned_branch_cosine_law,
+    aligned_branch_share,
     branch_share,
     log_uniform_product,
     phase_diagram,
@@ -95,13 +97,64 @@ def test_branches_of_keel_carry_one_part_in_depth(branch_variance: float) -> Non
     assert float(branch_share(depth, depth, branch_variance)) * depth == pytest.approx(branch_variance, rel=1e-4)
 
 
+def _aligned(alpha: float, n_sublayers: int, q: float) -> tuple[float, float]:
+    """Cosine and sine of a stack of branches (0, sqrt(q)) on a stream that enters as (1, 0), normalised in each sub-layer."""
+    stream = np.array([1.0, 0.0])
+    for _ in range(n_sublayers):
+        stream = alpha * stream + np.array([0.0, np.sqrt(q)])
+        stream /= np.linalg.norm(stream)
+    return float(stream[0]), float(stream[1])
+
+
+AGREEING = [(1.0, 1, 1.0), (1.0, 7, 0.25), (3.0, 20, 2.0), (30.0, 64, 0.1), (64.0, 64, 7.5), (0.2, 3, 1e-3), (1e3, 500, 1e-12)]
+
+
+@pytest.mark.parametrize(("alpha", "n_sublayers", "branch_variance"), AGREEING)
+def test_agreeing_branches_by_the_stack_itself(alpha: float, n_sublayers: int, branch_variance: float) -> None:
+    cosine, sine = _aligned(alpha, n_sublayers, branch_variance)
+    assert aligned_branch_cosine(alpha, n_sublayers, branch_variance) == pytest.approx(cosine, rel=1e-13)
+    assert aligned_branch_share(alpha, n_sublayers, branch_variance) == pytest.approx(sine**2, rel=1e-12)
+
+
+@given(st.floats(1e-3, 1e6), st.floats(0, 1e6))
+def test_one_branch_has_none_to_agree_with(alpha: float, branch_variance: float) -> None:
+    assert aligned_branch_share(alpha, 1, branch_variance) == pytest.approx(
+        float(branch_share(alpha, 1, branch_variance)), rel=1e-12, abs=1e-300
+    )
+
+
+@pytest.mark.parametrize("branch_variance", [0.01, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("ratio", [1e-3, 0.1, 0.5, 1.0, 3.0, 100.0])
+def test_the_two_laws_of_agreeing_branches_meet(ratio: float, branch_variance: float) -> None:
+    """One sub-layer past the last that is walked: the law is off by less than it says, which a wrong q would not be."""
+    alpha = ratio * ALIGNED_EXACT_DEPTH
+    walked = aligned_branch_share(alpha, ALIGNED_EXACT_DEPTH, branch_variance)
+    beyond = aligned_branch_share(alpha, ALIGNED_EXACT_DEPTH + 1, branch_variance)
+    _, sine = _aligned(alpha, ALIGNED_EXACT_DEPTH + 1, branch_variance)
+    assert beyond == pytest.approx(sine**2, abs=1e-9, rel=1e-9)
+    assert walked <= beyond <= walked + 1e-4
+    assert beyond == walked == 1.0 or walked < beyond
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1.0, 1e5, 1e300])
+@pytest.mark.parametrize("n_sublayers", [1, 10**5, 10**5 + 1, 10**18])
+def test_shares_of_agreeing_branches_at_the_ends(alpha: float, n_sublayers: int) -> None:
+    assert aligned_branch_share(alpha, n_sublayers, 0.0) == 0.0
+    share = aligned_branch_share(alpha, n_sublayers)
+    assert 0.0 <= share <= 1.0
+    assert share >= float(branch_share(alpha, n_sublayers)) * (1 - 1e-9), "branches that agree carry no less"
+
+
+@pytest.mark.parametrize("branch_variance", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize("n_sublayers", [1000, 4000])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
-def test_agreeing_branches_follow_the_sech_law(n_sublayers: int, ratio: float) -> None:
+def test_agreeing_branches_follow_the_sech_law(n_sublayers: int, ratio: float, branch_variance: float) -> None:
+    """At any q, to the error that the law states: a quarter of q halves the angle."""
     alpha = ratio * n_sublayers
-    assert aligned_branch_cosine(alpha, n_sublayers) == pytest.approx(
-        float(aligned_branch_cosine_law(alpha, n_sublayers)), rel=3e-3
-    )
+    exact = aligned_branch_share(alpha, n_sublayers, branch_variance)
+    law = 1 - float(aligned_branch_cosine_law(alpha, n_sublayers, branch_variance)) ** 2
+    assert 0 < law - exact < 0.16 * np.sqrt(branch_variance) / alpha
+    assert law == pytest.approx(np.tanh(np.sqrt(branch_variance) / ratio) ** 2, rel=1e-12)
 
 
 def test_agreeing_branches_follow_no_square_root() -> None:

@@ -18,7 +18,7 @@ FORMULAS = (
     "sublayer",
     "symbolic_layer_norm",
     "symbolic_sublayer",
-    "test_time_training",
+    "depthwise_training",
     "variance",
 )
 MODULES = [module.name for module in pkgutil.iter_modules(keel_theory.__path__) if not module.ispkg]

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from keel_theory.errors import DomainError
 from keel_theory.layer_norm import FloatArray, Normalisation
 from keel_theory.propagation import (
+    _log_projection_variance,
+    _mean_log_projection,
+    _NormalisedSum,
     finite_width_product,
     monte_carlo_product,
     propagate_shortcut,
@@ -230,6 +233,34 @@ def test_finite_width_prediction_is_needed_and_enough(name: str, kind: NormKind)
     assert ratio == pytest.approx(1.0, abs=4 / math.sqrt(2 * measured.n_draws) + 2 / measured.width)
     if name in {"post_ln", "hybrid_norm"}:
         assert abs(measured.deviation(measured.closed_form)) > 3
+
+
+@pytest.mark.parametrize("free", [64, 256, 1024])
+@pytest.mark.parametrize("sine_squared", [0.1, 0.5, 0.9])
+def test_projection_of_a_random_direction_by_its_beta_distribution(sine_squared: float, free: int) -> None:
+    """A coordinate of a random unit vector, squared, is Beta(1/2, (free - 1)/2): mean and variance of ln sqrt(1 - s² t²)."""
+    above = _NormalisedSum(log_signal=0.0, log_ratio=math.log(sine_squared / (1 - sine_squared)), free_share=1.0)
+    angle = np.linspace(0.0, np.pi, 100_001)  # t = cos(angle), whose density is sin^(free - 2)
+    density = np.sin(angle) ** (free - 2)
+    logs = 0.5 * np.log1p(-sine_squared * np.cos(angle) ** 2)
+    mean = np.average(logs, weights=density)
+    variance = np.average((logs - mean) ** 2, weights=density)
+    assert _log_projection_variance(above, free, free) == pytest.approx(variance, rel=8 / free)
+    # above the last norm the gradient is already orthogonal to the direction below: one dimension less
+    angle_density = np.sin(angle) ** (free - 3)
+    expected = np.average(logs, weights=angle_density)
+    assert _mean_log_projection(above, free, free) == pytest.approx(expected, rel=12 / free**2)
+
+
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("kind", [NormKind.RMS, NormKind.LAYER])
+def test_spread_of_the_one_norm_that_meets_an_isotropic_gradient(kind: NormKind, width: int) -> None:
+    """Without branches nothing else is random: the whole spread is of second order in 1/width."""
+    scheme = get_scheme("post_ln").with_norm(kind)
+    measured = monte_carlo_product(scheme, 3, width=width, branch_variance=0.0, n_draws=20_000, seed=5)
+    ratio = measured.standard_deviation / measured.predicted.standard_deviation
+    assert ratio == pytest.approx(1.0, abs=0.05 + 3 / width)
+    assert abs(measured.deviation(measured.predicted.mean)) < 3
 
 
 def test_monte_carlo_multiplies_the_exact_jacobians() -> None:

@@ -198,6 +198,20 @@ def test_gain_of_unequal_weights_is_that_of_their_root_mean_square() -> None:
     assert gains.mean() < shortcut_gain(POST_LN, weights=weights.largest) - 100 * error
 
 
+@pytest.mark.parametrize("alpha", [1.0, 5.0])
+def test_gain_of_the_largest_entry_is_the_spectral_norm(alpha: float) -> None:
+    """Two entries share the largest value, so that one direction of theirs lies across the sum: exact at any sum."""
+    generator = np.random.default_rng(2)
+    out = np.exp(0.3 * generator.normal(size=64))
+    out[np.argsort(out)[-2:]] = out.max()
+    z = generator.normal(size=64)
+    jacobian = alpha * Normalisation(weight=out).jacobian(alpha * z)
+    spec, size = replace(KEEL, shortcut_scale=alpha), float(np.mean(z**2))
+    largest = shortcut_gain(spec, branch_variance=0.0, stream_variance=size, weights=NormWeights(norm_out=out).largest)
+    assert np.linalg.norm(jacobian, 2) == pytest.approx(largest, rel=1e-12)
+    assert np.linalg.norm(jacobian) / 8 < largest, "a random gradient gains less"
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e200, 1e308])
 @pytest.mark.parametrize("branch_variance", [1e-300, 1.0, 1e300])
 def test_gain_at_the_ends_of_float64(scale: float, branch_variance: float) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from keel_theory.depthwise_training import depthwise_step
 from keel_theory.schemes import SCHEMES
-from keel_theory.test_time_training import depthwise_step
 from probes.config import ModelConfig
 from probes.depthwise_alignment import measure_depthwise_alignment, pooled
 from probes.errors import UnsupportedModelError

@@ -31,14 +31,26 @@ def _ids(verdict: Verdict) -> list[str]:
     return [result.check.id for result in _published().of(verdict)]
 
 
-def test_lists_each_contradiction_with_both_values_and_exits_with_1(keel: Run) -> None:
+HEADINGS = {
+    Verdict.CONTRADICTION: "Contradictions of arithmetic\n",
+    Verdict.CONSEQUENCE: "What follows from them\n",
+    Verdict.WORDING: "Wording\n",
+    Verdict.TENSION: "Tensions: contradictions if the premise holds, which the paper does not print\n",
+}
+
+
+def test_lists_each_finding_under_its_verdict_with_both_values_and_exits_with_1(keel: Run) -> None:
     code, out, err = keel()
     assert (code, err) == (1, "")
-    head, tail = out.split("Contradictions if the premise holds")
-    assert [line.split(":")[0] for line in head.splitlines() if ": " in line and line[0] != " "] == _ids(Verdict.CONTRADICTION)
-    assert [i for i in _ids(Verdict.CONDITIONAL) if f"\n{i}: " not in tail] == []
-    assert "    61.5  Table 4, Average, Keel, 10B tokens\n    61.617 (61.567 to 61.667 within rounding)  mean of the 6" in head
-    assert out.splitlines()[-1].split()[:2] == ["all", str(len(_published().results))]
+    starts = [out.index(heading) for heading in HEADINGS.values()]
+    assert starts == sorted(starts)
+    for verdict, start, stop in zip(HEADINGS, starts, [*starts[1:], out.index("\nkind ")], strict=True):
+        listed = [line.split(":")[0] for line in out[start:stop].splitlines()[1:] if ": " in line and line[0] != " "]
+        assert listed == _ids(verdict)
+    assert "    61.5  Table 4, Average, Keel, 10B tokens\n    61.617 (61.567 to 61.667 within rounding)  mean of the 6" in out
+    *_, total, empty, summary = out.splitlines()
+    assert total.split()[:2] == ["all", str(len(_published().results))]
+    assert (empty, summary) == ("", _published().summary())
 
 
 def test_says_nothing_of_what_is_consistent(keel: Run) -> None:
@@ -47,11 +59,13 @@ def test_says_nothing_of_what_is_consistent(keel: Run) -> None:
 
 
 def test_exits_with_0_without_a_contradiction(keel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    harmless = [r.check for r in _published().results if r.verdict is not Verdict.CONTRADICTION]
+    numbers = {Verdict.CONTRADICTION, Verdict.CONSEQUENCE}
+    harmless = [r.check for r in _published().results if r.verdict not in numbers]
     monkeypatch.setattr(library, "check_paper", lambda tables: check_paper(tables, harmless))
     code, out, _ = keel()
     assert code == 0
-    assert out.startswith("Contradictions if the premise holds")
+    assert out.startswith("Wording\n")
+    assert "5 contradictions: 5 of wording; 9 tensions under a premise." in out
 
 
 def test_json_holds_every_comparison(keel: Run) -> None:
@@ -68,8 +82,9 @@ def test_markdown_to_a_file(keel: Run, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     page = (tmp_path / "consistency.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ")]
-    assert {line.count(" | ") for line in rows} == {4, 5}
-    assert page.count("\n|---|") == 3
+    assert {line.count(" | ") for line in rows} == {5, 6}
+    assert page.count("\n|---|") == len(HEADINGS) + 1
+    assert page.startswith(_published().summary())
 
 
 def test_checks_another_copy_of_the_tables(keel: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from keel_theory.asymptotics import LIMITS
 from keel_theory.derivations import DERIVATIONS
-from keel_theory.design import smallest_alpha, uniform_product
+from keel_theory.design import aligned_branch_share, smallest_alpha, uniform_product
 from keel_theory.propagation import shortcut_log_product
 from keel_theory.schemes import SCHEMES, get_scheme
 from tests._cli import run_keel
@@ -68,7 +68,54 @@ def test_alpha_answers_the_design_question(keel: Run) -> None:
     assert answer["at_alpha"]["product"] == pytest.approx(0.9)
     assert answer["at_alpha"]["branch_share"] == pytest.approx(0.19)
     assert answer["at_alpha_L"]["product"] == pytest.approx(0.99951, abs=1e-5)
-    assert answer["at_alpha_L"]["aligned_branch_share"] == pytest.approx(1 - 1 / math.cosh(1) ** 2)
+    assert answer["at_alpha_L"]["aligned_branch_share"] == aligned_branch_share(1024.0, 1024)
+
+
+@pytest.mark.parametrize("min_gain", ["0.9", "0.3"])
+def test_one_branch_has_none_to_agree_with(keel: Run, min_gain: str) -> None:
+    _, out, _ = keel("alpha", "--sublayers", "1", "--min-gain", min_gain, "--json")
+    for case in ("at_alpha", "at_alpha_L"):
+        answer = json.loads(out)[case]
+        assert answer["aligned_branch_share"] == pytest.approx(answer["branch_share"], rel=1e-14)
+    assert json.loads(out)["at_alpha"]["branch_share"] == pytest.approx(1 - float(min_gain) ** 2)
+    _, text, _ = keel("alpha", "--sublayers", "1", "--min-gain", "0.9")
+    assert [line.split()[-2:] for line in text.splitlines()[2:4]] == [["0.19", "0.19"], ["0.5", "0.5"]]
+
+
+@pytest.mark.parametrize("power", [12, 14, 16, 18])
+def test_gain_at_depths_where_sums_of_logs_cancel(keel: Run, power: int) -> None:
+    _, out, _ = keel("gain", "--scheme", "keel", "--sublayers", str(10**power), "--alpha", "sqrt(L)")
+    assert "kept by the shortcut   0.350181\n" in out
+    assert "first block            0.57735\n" in out
+
+
+def test_first_block_s_factor_is_told_with_both_conventions(keel: Run) -> None:
+    """What it is for an embedding of variance 1, and at the paper's initialisation, which can be asked for as well."""
+    _, out, _ = keel("gain", "--scheme", "keel", "--sublayers", "1024")
+    assert "embedding variance 1\n" in out
+    assert "first block, others    0.57735, " in out
+    assert "first block initially  3.52673, at the paper's initialisation: embedding variance 0.0004, branch variance" in out
+    _, out, _ = keel(
+        "gain", "--scheme", "keel", "--sublayers", "1024", "--embedding-variance", "4e-4", "--branch-variance", "0.04"
+    )
+    assert "first block, others    3.52673, " in out
+    _, out, _ = keel("gain", "--scheme", "pre_ln", "--sublayers", "1024")
+    assert "initially" not in out
+    assert "--embedding-variance" in out
+
+
+def test_alpha_of_a_scheme_counts_its_embedding(keel: Run) -> None:
+    case = ("alpha", "--sublayers", "1024", "--min-gain", "0.9")
+    code, out, _ = keel(*case, "--scheme", "keel", "--embedding-variance", "4e-4", "--branch-variance", "0.04")
+    assert code == 0
+    assert "embedding variance 0.0004, keep 0.9" in out
+    code, _, err = keel(*case, "--scheme", "keel")
+    assert code == 2
+    assert "keeps at most 0.57735 of the gradient" in err
+    assert "from an embedding of variance 1" in err
+    code, _, err = keel(*case, "--embedding-variance", "4e-4")
+    assert code == 2
+    assert "name the scheme with --scheme" in " ".join(word for word in err.split() if word.isascii())
 
 
 def test_alpha_as_text_shows_scale_law_and_price(keel: Run) -> None:
@@ -187,9 +234,9 @@ def test_gain_of_deepnorm_at_initialisation_and_after(keel: Run, matrices: int, 
         (("deepnorm", "--scaled-matrices", "2"), []),
         (("admin",), ["branch_variance"]),
         (("admin", "--set", "branch_variance=9"), ["branch_variance"]),
-        (("highway", "--set", "norm=input"), ["norm", "--branch-variance"]),
-        (("highway",), ["--branch-variance"]),
-        (("pre_ln",), ["--branch-variance"]),
+        (("highway", "--set", "norm=input"), ["norm", "--branch-variance", "--embedding-variance"]),
+        (("highway",), ["--branch-variance", "--embedding-variance"]),
+        (("pre_ln",), ["--branch-variance", "--embedding-variance"]),
         (("post_ln", "--scaled-matrices", "2"), ["--scaled-matrices"]),
         (("keel",), []),
         (("keel", "--branch-variance", "0"), []),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import sympy as sp
 
+from keel_theory.depthwise_training import DepthwiseStep, Target, depthwise_loss, depthwise_step, symbolic_step
 from keel_theory.errors import DomainError
 from keel_theory.layer_norm import FloatArray, Normalisation
-from keel_theory.test_time_training import DepthwiseStep, Target, depthwise_loss, depthwise_step, symbolic_step
 
 WIDTH, HIDDEN = 12, 20
 
