@@ -233,7 +233,7 @@ class StreamReader:
                 self._descend(place)
 
     def _read_branch(self, index: int, branch_BTD: Tensor) -> None:
-        self.result.branch_rms[index] = _rms(branch_BTD)
+        self.result.branch_rms[index] = _rms(branch_BTD) * abs(self.sublayers[index].branch_scale)
         if self.sublayers[index].combine is not None:
             self.held_branch[index] = branch_BTD.detach()
 

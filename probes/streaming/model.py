@@ -128,13 +128,7 @@ def open_streamed(
 def _by_rows(head: Head, rows: HeadRows) -> Head:
     bias = getattr(head.linear, "bias", None)
     row_head = RowHead(rows, bias)
-    softcap = head.softcap
-
-    def logits(hidden: Tensor) -> Tensor:
-        plain: Tensor = row_head(hidden)
-        return plain if softcap is None else torch.tanh(plain / softcap) * softcap
-
-    return replace(head, linear=row_head, logits=logits)
+    return replace(head, linear=row_head, logits=lambda hidden: head.shaped_(row_head(hidden)))
 
 
 class _Opened:

@@ -46,6 +46,27 @@ _OPT_LIKE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
+_GRANITE_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 3.0,
+}
+_QWEN_MOE_LIKE = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12}
+_DEEPSEEK_LIKE = {
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 8,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+}
 
 
 def _build(name: str, *, config_name: str | None = None, **values: object) -> nn.Module:
@@ -60,22 +81,45 @@ def _gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
-def _mixtral() -> nn.Module:
-    model = _build("Mixtral", **_LLAMA_LIKE | {"num_local_experts": 4, "num_experts_per_tok": 2})
+def _gptj() -> nn.Module:
+    config = transformers.GPTJConfig(
+        vocab_size=VOCAB, n_embd=WIDTH, n_layer=N_BLOCKS, n_head=2, n_positions=32, rotary_dim=4, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPTJForCausalLM(config)
+
+
+def _experts(name: str, **values: object) -> nn.Module:
+    model = _build(name, **_LLAMA_LIKE | {"num_experts_per_tok": 2, "head_dim": 4} | values)
     model.set_experts_implementation("eager")  # the grouped product does not exist in float64
     return model
 
 
-def _bert() -> nn.Module:
-    config = transformers.BertConfig(
+def _deepseek_v3() -> nn.Module:
+    """One dense block, then experts in two groups of which one is chosen."""
+    model = _experts("DeepseekV3", **_DEEPSEEK_LIKE)
+    for block in model.model.layers[1:]:
+        block.mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
+    return model
+
+
+def _encoder(name: str) -> nn.Module:
+    config = getattr(transformers, f"{name}Config")(**_NEOX_LIKE)
+    return getattr(transformers, f"{name}ForMaskedLM")(config)
+
+
+def _falcon(**values: object) -> nn.Module:
+    config = transformers.FalconConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
-        intermediate_size=24,
         num_hidden_layers=N_BLOCKS,
         num_attention_heads=4,
+        ffn_hidden_size=24,
         max_position_embeddings=32,
+        bos_token_id=1,
+        eos_token_id=2,
+        **values,
     )
-    return transformers.BertForMaskedLM(config)
+    return transformers.FalconForCausalLM(config)
 
 
 _BUILDERS: dict[str, Callable[[], nn.Module]] = {
@@ -100,8 +144,39 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "opt": lambda: _build("OPT", **_OPT_LIKE),
     "opt-post-norm": lambda: _build("OPT", **_OPT_LIKE | {"do_layer_norm_before": False}),
     "opt-projected": lambda: _build("OPT", **_OPT_LIKE | {"do_layer_norm_before": False, "word_embed_proj_dim": 8}),
-    "mixtral": _mixtral,
-    "bert": _bert,
+    "olmo": lambda: _build("Olmo", **_LLAMA_LIKE | {"clip_qkv": 2.0}),
+    "smollm3": lambda: _build("SmolLM3", **_LLAMA_LIKE | {"no_rope_layers": [1, 0, 1]}),
+    "exaone4": lambda: _build("Exaone4", **_LLAMA_LIKE | {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "starcoder2": lambda: _build("Starcoder2", **_LLAMA_LIKE | {"sliding_window": 4, "tie_word_embeddings": True}),
+    "granite": lambda: _build("Granite", **_LLAMA_LIKE | _GRANITE_FACTORS),
+    "granite-tied": lambda: _build("Granite", **_LLAMA_LIKE | _GRANITE_FACTORS | {"tie_word_embeddings": True}),
+    "nemotron": lambda: _build("Nemotron", **_LLAMA_LIKE),
+    "falcon": lambda: _falcon(multi_query=True),
+    "falcon-new": lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-new-one-norm": lambda: _falcon(new_decoder_architecture=True, num_ln_in_parallel_attn=1, num_kv_heads=2),
+    "falcon-sequential": lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
+    "falcon-alibi": lambda: _falcon(alibi=True, multi_query=True, bias=True),
+    "gptj": _gptj,
+    "cohere": lambda: _build("Cohere", **_LLAMA_LIKE | {"logit_scale": 0.3, "use_qk_norm": True}),
+    "cohere-tied": lambda: _build("Cohere", **_LLAMA_LIKE | {"logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere2": lambda: _build(
+        "Cohere2",
+        **_LLAMA_LIKE | {"logit_scale": 0.3, "sliding_window": 4, "tie_word_embeddings": True, "head_dim": 4},
+    ),
+    "phi": lambda: _build("Phi", **_LLAMA_LIKE | {"qk_layernorm": True}),
+    "stablelm": lambda: _build("StableLm", **_LLAMA_LIKE | {"use_parallel_residual": False, "use_qkv_bias": True}),
+    "stablelm-parallel": lambda: _build("StableLm", **_LLAMA_LIKE | {"use_parallel_residual": True, "qk_layernorm": True}),
+    "mixtral": lambda: _experts("Mixtral", num_local_experts=4),
+    "qwen2_moe": lambda: _experts("Qwen2Moe", **_QWEN_MOE_LIKE, mlp_only_layers=[0]),
+    "qwen3_moe": lambda: _experts("Qwen3Moe", **_QWEN_MOE_LIKE, norm_topk_prob=True),
+    "qwen3_moe-sparse": lambda: _experts("Qwen3Moe", **_QWEN_MOE_LIKE, decoder_sparse_step=2),
+    "olmoe": lambda: _experts("Olmoe", num_experts=4),
+    "granitemoe": lambda: _experts("GraniteMoe", **_GRANITE_FACTORS, num_local_experts=4),
+    "gpt_oss": lambda: _experts("GptOss", num_local_experts=4, sliding_window=4),
+    "deepseek_v3": _deepseek_v3,
+    "bert": lambda: _encoder("Bert"),
+    "roberta": lambda: _encoder("Roberta"),
+    "xlm-roberta": lambda: _encoder("XLMRoberta"),
 }
 
 FAMILIES: tuple[str, ...] = tuple(_BUILDERS)
@@ -111,7 +186,7 @@ FAMILIES: tuple[str, ...] = tuple(_BUILDERS)
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A random model of three blocks and width 16 in evaluation mode, the same at every call.
 
-    Matrices keep the family's own initialisation, ten times as wide, and every vector (gains, biases) is moved off its
+    Matrices keep the family's own initialisation, ten times as wide, and every vector (gains, biases, also those of experts) is moved off its
     starting value, so that no part of the model is the identity or zero by chance.
     """
     state = torch.get_rng_state()
@@ -119,8 +194,8 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     try:
         model = _BUILDERS[family]().to(dtype).eval()
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1 or name.endswith("bias"):
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
                 else:
                     parameter.mul_(10.0)
