@@ -39,6 +39,11 @@ def _bert(backbone: str = "bert", head: str = "cls") -> Rule:
 
     def rule(model: Any) -> Family:
         config = model.config
+        if not type(model).__name__.endswith("ForMaskedLM"):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} of family '{config.model_type}' is no masked language model; a model with its masked "
+                "language-model head is needed"
+            )
         if getattr(config, "is_decoder", False):
             raise UnsupportedModelError(
                 f"a {config.model_type} configured as a decoder (is_decoder) is not supported; use the masked-LM encoder"
