@@ -89,9 +89,7 @@ def _opt(model: Any) -> Family:
 
 def granite(family: Family) -> Rule:
     """A family whose branches and logits have constant factors of the configuration."""
-    return lambda model: replace(
-        family, branch_scale="residual_multiplier", logit_divisor=float(model.config.logits_scaling)
-    )
+    return lambda model: replace(family, branch_scale="residual_multiplier", logit_divisor=float(model.config.logits_scaling))
 
 
 DENSE: dict[str, Rule] = {

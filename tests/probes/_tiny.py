@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-__all__ = ["FAMILIES", "N_BLOCKS", "SEED", "VOCAB", "tiny_ids", "tiny_model"]
+__all__ = ["FAMILIES", "N_BLOCKS", "PARALLEL", "SEED", "VOCAB", "tiny_ids", "tiny_model", "tolerance"]
 
 SEED = 20260130
 VOCAB = 64
@@ -180,7 +180,22 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 FAMILIES: tuple[str, ...] = tuple(_BUILDERS)
-"""Every family of the table, and the variants whose stream runs differently."""
+"""Every description of the table, and the variants whose stream runs differently."""
+
+PARALLEL = {
+    "gpt_neox",
+    "falcon",
+    "falcon-new",
+    "falcon-new-one-norm",
+    "falcon-alibi",
+    "gptj",
+    "cohere",
+    "cohere-tied",
+    "cohere2",
+    "phi",
+    "stablelm-parallel",
+}
+"""Those whose attention and FFN read the same stream and are added to it together."""
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -192,7 +207,7 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     state = torch.get_rng_state()
     torch.manual_seed(SEED)
     try:
-        model = _BUILDERS[family]().to(dtype).eval()
+        model = _in_dtype(_BUILDERS[family](), dtype).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
@@ -202,6 +217,20 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     finally:
         torch.set_rng_state(state)
     return model
+
+
+def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model as loading casts it: what the family keeps in float32 stays so."""
+    kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, tensor in model.to(dtype).state_dict(keep_vars=True).items():
+        if name.endswith(kept):
+            tensor.data = tensor.data.float()
+    return model
+
+
+def tolerance(family: str, usual: float) -> float:
+    """Of a comparison between batches of different sizes: a router in float32 rounds them differently in any dtype."""
+    return max(usual, 1e-5) if family == "deepseek_v3" else usual
 
 
 def tiny_ids(batch: int = 2, tokens: int = 12) -> torch.Tensor:

@@ -11,7 +11,7 @@ from probes.errors import UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES, describe_model, effective_gain, owned_names
 from probes.layout import BlockKind, Objective, ResidualLayout, Side, Tap
 from probes.taps import input_of, stream_of
-from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, WIDTH, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, N_BLOCKS, PARALLEL, VOCAB, WIDTH, tiny_ids, tiny_model
 
 TINY = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -63,19 +63,6 @@ def test_every_family_of_the_table_has_a_tiny_model():
 
 
 POST_LN = {"bert", "roberta", "xlm-roberta"}
-PARALLEL = {
-    "gpt_neox",
-    "falcon",
-    "falcon-new",
-    "falcon-new-one-norm",
-    "falcon-alibi",
-    "gptj",
-    "cohere",
-    "cohere-tied",
-    "cohere2",
-    "phi",
-    "stablelm-parallel",
-}
 
 
 def test_every_sublayer_obeys_the_sum_rule(tiny):
@@ -288,9 +275,7 @@ def _granitemoehybrid() -> nn.Module:
 
 
 def _roberta_prelayernorm() -> nn.Module:
-    config = transformers.RobertaPreLayerNormConfig(
-        **TINY, intermediate_size=24, max_position_embeddings=32, pad_token_id=1
-    )
+    config = transformers.RobertaPreLayerNormConfig(**TINY, intermediate_size=24, max_position_embeddings=32, pad_token_id=1)
     return transformers.RobertaPreLayerNormForMaskedLM(config)
 
 
