@@ -97,8 +97,9 @@ class SublayerLayout:
         norms: its normalisations, a shared one too.
         branch_scale: constant factor on the branch in the sum, 1 for a plain residual.
         shortcut_scale: the largest factor on the stream in the sum (Keel's alpha), 1 for a plain residual.
-        expert_parameters: dotted names of the parameters whose first dimension is the expert; an expert that was sent no
-            token has an exactly zero gradient there.
+        experts: dotted name of the module that is called with the tokens and, as integers, the experts chosen for each; None
+            in a dense sub-layer.
+        expert_parameters: dotted names of the parameters whose first dimension is the expert.
         combine: (stream, branch) -> stream after the sub-layer, differentiable in the stream with branch and gate held
             constant; None where the shortcut is the identity (x + branch_scale * branch), or not known.
         shortcut_known: whether ``combine`` says what the shortcut is; False where a block is read as a whole.
@@ -113,6 +114,7 @@ class SublayerLayout:
     norms: tuple[NormSite, ...] = ()
     branch_scale: float = 1.0
     shortcut_scale: float = 1.0
+    experts: str | None = None
     expert_parameters: tuple[str, ...] = ()
     combine: Callable[[Tensor, Tensor], Tensor] | None = None
     shortcut_known: bool = True

@@ -134,6 +134,7 @@ def _sublayer(
     model: nn.Module, family: Family, index: int, block: str, part: Part, position: int, owned: set[str]
 ) -> SublayerLayout:
     modules = tuple(f"{block}.{module}" for module in part.modules)
+    experts = f"{block}.{part.experts}" if part.experts and _has(model, f"{block}.{part.experts}") else None
     return SublayerLayout(
         block=index,
         kind=part.kind,
@@ -143,16 +144,16 @@ def _sublayer(
         modules=tuple(module for module in modules if module not in owned),
         norms=tuple(NormSite(module=f"{block}.{n}", role=role, unit_offset=family.unit_offset) for n, role in part.norms),
         branch_scale=float(getattr(model.get_submodule(block), family.branch_scale)) if family.branch_scale else 1.0,
-        expert_parameters=_expert_parameters(model, f"{block}.{part.experts}") if part.experts else (),
+        experts=experts,
+        expert_parameters=_expert_parameters(model, experts),
         combine=_post_norm(model.get_submodule(f"{block}.{part.norm_out}")) if part.norm_out else None,
     )
 
 
-def _expert_parameters(model: nn.Module, module: str) -> tuple[str, ...]:
-    """Parameters of all experts; none in a dense block."""
-    if not _has(model, module):
+def _expert_parameters(model: nn.Module, experts: str | None) -> tuple[str, ...]:
+    if experts is None:
         return ()
-    return tuple(f"{module}.{name}" for name, _ in model.get_submodule(module).named_parameters(recurse=False))
+    return tuple(f"{experts}.{name}" for name, _ in model.get_submodule(experts).named_parameters(recurse=False))
 
 
 def _post_norm(norm: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import transformers
 from torch import nn
 
-__all__ = ["FAMILIES", "N_BLOCKS", "PARALLEL", "SEED", "VOCAB", "tiny_ids", "tiny_model", "tolerance"]
+__all__ = ["EXPERT_FAMILIES", "FAMILIES", "N_BLOCKS", "PARALLEL", "SEED", "VOCAB", "tiny_ids", "tiny_model", "tolerance"]
 
 SEED = 20260130
 VOCAB = 64
@@ -94,9 +95,9 @@ def _experts(name: str, **values: object) -> nn.Module:
     return model
 
 
-def _deepseek_v3() -> nn.Module:
+def _deepseek_v3(**values: object) -> nn.Module:
     """One dense block, then experts in two groups of which one is chosen."""
-    model = _experts("DeepseekV3", **_DEEPSEEK_LIKE)
+    model = _experts("DeepseekV3", **_DEEPSEEK_LIKE | values)
     for block in model.model.layers[1:]:
         block.mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
     return model
@@ -122,7 +123,20 @@ def _falcon(**values: object) -> nn.Module:
     return transformers.FalconForCausalLM(config)
 
 
-_BUILDERS: dict[str, Callable[[], nn.Module]] = {
+_EXPERT_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mixtral": partial(_experts, "Mixtral", num_local_experts=4),
+    "qwen2_moe": partial(_experts, "Qwen2Moe", **_QWEN_MOE_LIKE, mlp_only_layers=[0]),
+    "qwen3_moe": partial(_experts, "Qwen3Moe", **_QWEN_MOE_LIKE, norm_topk_prob=True),
+    "qwen3_moe-sparse": partial(_experts, "Qwen3Moe", **_QWEN_MOE_LIKE, decoder_sparse_step=2),
+    "olmoe": partial(_experts, "Olmoe", num_experts=4),
+    "granitemoe": partial(_experts, "GraniteMoe", **_GRANITE_FACTORS, num_local_experts=4),
+    "gpt_oss": partial(_experts, "GptOss", num_local_experts=4, sliding_window=4),
+    "deepseek_v3": _deepseek_v3,
+}
+EXPERT_FAMILIES: tuple[str, ...] = tuple(_EXPERT_BUILDERS)
+"""Those with experts in some of their blocks, four of which two are chosen unless other settings are given."""
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "llama": lambda: _build("Llama", **_LLAMA_LIKE),
     "llama-tied": lambda: _build("Llama", **_LLAMA_LIKE | {"tie_word_embeddings": True}),
     "llama-bias": lambda: _build("Llama", **_LLAMA_LIKE | {"attention_bias": True, "mlp_bias": True}),
@@ -166,14 +180,7 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "phi": lambda: _build("Phi", **_LLAMA_LIKE | {"qk_layernorm": True}),
     "stablelm": lambda: _build("StableLm", **_LLAMA_LIKE | {"use_parallel_residual": False, "use_qkv_bias": True}),
     "stablelm-parallel": lambda: _build("StableLm", **_LLAMA_LIKE | {"use_parallel_residual": True, "qk_layernorm": True}),
-    "mixtral": lambda: _experts("Mixtral", num_local_experts=4),
-    "qwen2_moe": lambda: _experts("Qwen2Moe", **_QWEN_MOE_LIKE, mlp_only_layers=[0]),
-    "qwen3_moe": lambda: _experts("Qwen3Moe", **_QWEN_MOE_LIKE, norm_topk_prob=True),
-    "qwen3_moe-sparse": lambda: _experts("Qwen3Moe", **_QWEN_MOE_LIKE, decoder_sparse_step=2),
-    "olmoe": lambda: _experts("Olmoe", num_experts=4),
-    "granitemoe": lambda: _experts("GraniteMoe", **_GRANITE_FACTORS, num_local_experts=4),
-    "gpt_oss": lambda: _experts("GptOss", num_local_experts=4, sliding_window=4),
-    "deepseek_v3": _deepseek_v3,
+    **_EXPERT_BUILDERS,
     "bert": lambda: _encoder("Bert"),
     "roberta": lambda: _encoder("Roberta"),
     "xlm-roberta": lambda: _encoder("XLMRoberta"),
@@ -198,8 +205,10 @@ PARALLEL = {
 """Those whose attention and FFN read the same stream and are added to it together."""
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+def tiny_model(family: str, dtype: torch.dtype = torch.float64, **settings: object) -> nn.Module:
     """A random model of three blocks and width 16 in evaluation mode, the same at every call.
+
+    Families with experts take further settings of their configuration.
 
     Matrices keep the family's own initialisation, ten times as wide, and every vector (gains, biases, also those of experts) is moved off its
     starting value, so that no part of the model is the identity or zero by chance.
@@ -207,7 +216,7 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     state = torch.get_rng_state()
     torch.manual_seed(SEED)
     try:
-        model = _in_dtype(_BUILDERS[family](), dtype).eval()
+        model = _in_dtype(_BUILDERS[family](**settings), dtype).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
