@@ -157,7 +157,10 @@ def _note_idle(
     result: Capture, names: Sequence[str], experts: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
     n_experts = len(next(experts.parameters(recurse=False)))
-    chosen = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_floating_point()][0].flatten()
+    integers = (t.flatten() for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_floating_point())
+    chosen = next(integers, None)
+    if chosen is None:
+        return
     idle = torch.ones(n_experts, dtype=torch.bool, device=chosen.device)
     idle[chosen[chosen < n_experts]] = False  # a router may send a token nowhere, to the index after the last
     result.idle_experts.update(dict.fromkeys(names, idle))

@@ -7,7 +7,7 @@ from typing import Any
 
 from probes.families.description import Family, Rule, attention_part, enters, ffn_part, leaves
 
-__all__ = ["DENSE", "LLAMA", "granite"]
+__all__ = ["DENSE", "LLAMA", "OLMO2", "granite"]
 
 # Pre-LN; the stream between the sub-layers is what the second norm reads.
 LLAMA = Family(
@@ -34,10 +34,22 @@ _GEMMA2 = Family(
     unit_offset=True,
 )
 # Norms after the branches only; the MLP reads the stream itself.
-_OLMO2 = Family(
+OLMO2 = Family(
     parts=(
         attention_part(("post_attention_layernorm", "branch"), branch="post_attention_layernorm", after=enters("mlp")),
         ffn_part(("post_feedforward_layernorm", "branch"), branch="post_feedforward_layernorm"),
+    )
+)
+# As Gemma 2 under other names, with plain gains.
+_GLM4 = Family(
+    parts=(
+        attention_part(
+            ("input_layernorm", "in"),
+            ("post_self_attn_layernorm", "branch"),
+            branch="post_self_attn_layernorm",
+            after=enters("post_attention_layernorm"),
+        ),
+        ffn_part(("post_attention_layernorm", "in"), ("post_mlp_layernorm", "branch"), branch="post_mlp_layernorm"),
     )
 )
 # As Llama, with a dropout between branch and sum.
@@ -102,12 +114,25 @@ DENSE: dict[str, Rule] = {
     "gemma3_text": _GEMMA2,
     "phi3": _PHI3,
     "olmo": LLAMA,
-    "olmo2": _OLMO2,
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
     "smollm3": LLAMA,
-    "exaone4": _OLMO2,
+    "exaone4": OLMO2,
     "starcoder2": LLAMA,
     "granite": granite(LLAMA),
     "nemotron": replace(LLAMA, unit_offset=True),
+    "arcee": LLAMA,
+    "cwm": LLAMA,
+    "ernie4_5": LLAMA,
+    "glm": LLAMA,
+    "glm4": _GLM4,
+    "helium": LLAMA,
+    "hunyuan_v1_dense": LLAMA,
+    "ministral": LLAMA,
+    "ministral3": LLAMA,
+    "persimmon": replace(LLAMA, final_norm="model.final_layernorm"),
+    "seed_oss": LLAMA,
     "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
     "opt": _opt,
 }

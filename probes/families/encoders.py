@@ -61,4 +61,7 @@ ENCODERS: dict[str, Rule] = {
     "bert": _bert(),
     "roberta": _bert("roberta", "lm_head"),
     "xlm-roberta": _bert("roberta", "lm_head"),
+    "camembert": _bert("roberta", "lm_head"),
+    "data2vec-text": _bert("data2vec_text", "lm_head"),
+    "ernie": _bert("ernie"),
 }

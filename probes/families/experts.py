@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from probes.families.dense import LLAMA, granite
+from probes.families.dense import LLAMA, OLMO2, granite
 from probes.families.description import Family, Rule, ffn_part
 
 __all__ = ["EXPERTS"]
@@ -21,6 +21,14 @@ EXPERTS: dict[str, Rule] = {
     "qwen3_moe": _experts(),
     "olmoe": _experts(),
     "gpt_oss": _experts(),
+    "deepseek_v2": _experts(),
     "deepseek_v3": _experts(),
+    "dots1": _experts(),
+    "ernie4_5_moe": _experts(),
+    "flex_olmo": replace(OLMO2, parts=(OLMO2.parts[0], replace(OLMO2.parts[1], experts="mlp.experts"))),
+    "glm4_moe": _experts(),
+    "hunyuan_v1_moe": _experts(),
+    "minimax_m2": _experts(),
+    "phimoe": _experts(),
     "granitemoe": granite(_experts("block_sparse_moe")),
 }

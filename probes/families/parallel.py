@@ -92,6 +92,7 @@ PARALLEL: dict[str, Rule] = {
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
     "gptj": _GPTJ,
+    "codegen": _GPTJ,
     "cohere": _cohere,
     "cohere2": _cohere,
     "phi": _PHI,

@@ -9,7 +9,19 @@ import torch
 import transformers
 from torch import nn
 
-__all__ = ["EXPERT_FAMILIES", "FAMILIES", "N_BLOCKS", "PARALLEL", "SEED", "VOCAB", "tiny_ids", "tiny_model", "tolerance"]
+__all__ = [
+    "EXPERT_FAMILIES",
+    "FAMILIES",
+    "N_BLOCKS",
+    "PARALLEL",
+    "SAME_EXPERTS",
+    "SAME_LAYOUT",
+    "SEED",
+    "VOCAB",
+    "tiny_ids",
+    "tiny_model",
+    "tolerance",
+]
 
 SEED = 20260130
 VOCAB = 64
@@ -47,6 +59,16 @@ _OPT_LIKE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
+_GPTJ_LIKE = {
+    "vocab_size": VOCAB,
+    "n_embd": WIDTH,
+    "n_layer": N_BLOCKS,
+    "n_head": 4,
+    "n_positions": 32,
+    "rotary_dim": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _GRANITE_FACTORS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
@@ -80,13 +102,6 @@ def _gpt2() -> nn.Module:
         vocab_size=VOCAB, n_embd=WIDTH, n_layer=N_BLOCKS, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2
     )
     return transformers.GPT2LMHeadModel(config)
-
-
-def _gptj() -> nn.Module:
-    config = transformers.GPTJConfig(
-        vocab_size=VOCAB, n_embd=WIDTH, n_layer=N_BLOCKS, n_head=2, n_positions=32, rotary_dim=4, bos_token_id=1, eos_token_id=2
-    )
-    return transformers.GPTJForCausalLM(config)
 
 
 def _experts(name: str, **values: object) -> nn.Module:
@@ -170,7 +185,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "falcon-new-one-norm": lambda: _falcon(new_decoder_architecture=True, num_ln_in_parallel_attn=1, num_kv_heads=2),
     "falcon-sequential": lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
     "falcon-alibi": lambda: _falcon(alibi=True, multi_query=True, bias=True),
-    "gptj": _gptj,
+    "gptj": lambda: transformers.GPTJForCausalLM(transformers.GPTJConfig(**_GPTJ_LIKE)),
     "cohere": lambda: _build("Cohere", **_LLAMA_LIKE | {"logit_scale": 0.3, "use_qk_norm": True}),
     "cohere-tied": lambda: _build("Cohere", **_LLAMA_LIKE | {"logit_scale": 0.3, "tie_word_embeddings": True}),
     "cohere2": lambda: _build(
@@ -186,6 +201,76 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "xlm-roberta": lambda: _encoder("XLMRoberta"),
 }
 
+_DENSE_MOE = {"num_experts": 4, "moe_num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 8, "moe_k": 2}
+_SAME_LAYOUT: dict[str, Callable[..., nn.Module]] = {
+    "arcee": partial(_build, "Arcee", **_LLAMA_LIKE),
+    "camembert": partial(_encoder, "Camembert"),
+    "codegen": lambda: transformers.CodeGenForCausalLM(transformers.CodeGenConfig(**_GPTJ_LIKE)),
+    "cwm": partial(_build, "Cwm", **_LLAMA_LIKE),
+    "data2vec-text": partial(_encoder, "Data2VecText"),
+    "ernie": partial(_encoder, "Ernie"),
+    "ernie4_5": partial(_build, "Ernie4_5", **_LLAMA_LIKE),
+    "glm": partial(_build, "Glm", **_LLAMA_LIKE | {"head_dim": 4}),
+    "glm4": partial(_build, "Glm4", **_LLAMA_LIKE | {"head_dim": 4}),
+    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(**_GPTJ_LIKE)),
+    "helium": partial(_build, "Helium", **_LLAMA_LIKE | {"head_dim": 4}),
+    "hunyuan_v1_dense": partial(_build, "HunYuanDenseV1", **_LLAMA_LIKE | {"head_dim": 4}),
+    "ministral": partial(_build, "Ministral", **_LLAMA_LIKE | {"head_dim": 4}),
+    "ministral3": partial(_build, "Ministral3", **_LLAMA_LIKE | {"head_dim": 4}),
+    "olmo3": partial(_build, "Olmo3", **_LLAMA_LIKE | {"sliding_window": 4}),
+    "persimmon": partial(_build, "Persimmon", **_LLAMA_LIKE | {"num_key_value_heads": 4}),
+    "seed_oss": partial(_build, "SeedOss", **_LLAMA_LIKE | {"head_dim": 4}),
+}
+_SAME_EXPERTS: dict[str, Callable[..., nn.Module]] = {
+    "deepseek_v2": partial(_experts, "DeepseekV2", **_DEEPSEEK_LIKE | {"topk_method": "group_limited_greedy", "head_dim": 4}),
+    "dots1": partial(_experts, "Dots1", **_DEEPSEEK_LIKE, routed_scaling_factor=1.5),
+    "ernie4_5_moe": partial(_experts, "Ernie4_5_Moe", **_DENSE_MOE, moe_layer_start_index=1),
+    "flex_olmo": partial(_experts, "FlexOlmo", num_experts=4),
+    "glm4_moe": partial(_experts, "Glm4Moe", **_DEEPSEEK_LIKE),
+    "hunyuan_v1_moe": partial(_experts, "HunYuanMoEV1", num_experts=4, moe_topk=2),
+    "minimax_m2": partial(_experts, "MiniMaxM2", num_local_experts=4),
+    "phimoe": partial(_experts, "Phimoe", num_local_experts=4),
+}
+
+SAME_EXPERTS: tuple[str, ...] = tuple(_SAME_EXPERTS)
+SAME_LAYOUT: tuple[str, ...] = (*_SAME_LAYOUT, *_SAME_EXPERTS)
+"""Further families of the table, whose description and code of a block are those of a family above."""
+
+_DENSE_MOE = {"num_experts": 4, "moe_num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 8, "moe_k": 2}
+_SAME_LAYOUT: dict[str, Callable[..., nn.Module]] = {
+    "arcee": partial(_build, "Arcee", **_LLAMA_LIKE),
+    "camembert": partial(_encoder, "Camembert"),
+    "codegen": lambda: transformers.CodeGenForCausalLM(transformers.CodeGenConfig(**_GPTJ_LIKE)),
+    "cwm": partial(_build, "Cwm", **_LLAMA_LIKE),
+    "data2vec-text": partial(_encoder, "Data2VecText"),
+    "ernie": partial(_encoder, "Ernie"),
+    "ernie4_5": partial(_build, "Ernie4_5", **_LLAMA_LIKE),
+    "glm": partial(_build, "Glm", **_LLAMA_LIKE | {"head_dim": 4}),
+    "glm4": partial(_build, "Glm4", **_LLAMA_LIKE | {"head_dim": 4}),
+    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(**_GPTJ_LIKE)),
+    "helium": partial(_build, "Helium", **_LLAMA_LIKE | {"head_dim": 4}),
+    "hunyuan_v1_dense": partial(_build, "HunYuanDenseV1", **_LLAMA_LIKE | {"head_dim": 4}),
+    "ministral": partial(_build, "Ministral", **_LLAMA_LIKE | {"head_dim": 4}),
+    "ministral3": partial(_build, "Ministral3", **_LLAMA_LIKE | {"head_dim": 4}),
+    "olmo3": partial(_build, "Olmo3", **_LLAMA_LIKE | {"sliding_window": 4}),
+    "persimmon": partial(_build, "Persimmon", **_LLAMA_LIKE | {"num_key_value_heads": 4}),
+    "seed_oss": partial(_build, "SeedOss", **_LLAMA_LIKE | {"head_dim": 4}),
+}
+_SAME_EXPERTS: dict[str, Callable[..., nn.Module]] = {
+    "deepseek_v2": partial(_experts, "DeepseekV2", **_DEEPSEEK_LIKE | {"topk_method": "group_limited_greedy", "head_dim": 4}),
+    "dots1": partial(_experts, "Dots1", **_DEEPSEEK_LIKE, routed_scaling_factor=1.5),
+    "ernie4_5_moe": partial(_experts, "Ernie4_5_Moe", **_DENSE_MOE, moe_layer_start_index=1),
+    "flex_olmo": partial(_experts, "FlexOlmo", num_experts=4),
+    "glm4_moe": partial(_experts, "Glm4Moe", **_DEEPSEEK_LIKE),
+    "hunyuan_v1_moe": partial(_experts, "HunYuanMoEV1", num_experts=4, moe_topk=2),
+    "minimax_m2": partial(_experts, "MiniMaxM2", num_local_experts=4),
+    "phimoe": partial(_experts, "Phimoe", num_local_experts=4),
+}
+
+SAME_EXPERTS: tuple[str, ...] = tuple(_SAME_EXPERTS)
+SAME_LAYOUT: tuple[str, ...] = (*_SAME_LAYOUT, *_SAME_EXPERTS)
+"""Further families of the table, whose description and code of a block are those of a family above."""
+
 FAMILIES: tuple[str, ...] = tuple(_BUILDERS)
 """Every description of the table, and the variants whose stream runs differently."""
 
@@ -196,6 +281,7 @@ PARALLEL = {
     "falcon-new-one-norm",
     "falcon-alibi",
     "gptj",
+    "codegen",
     "cohere",
     "cohere-tied",
     "cohere2",
@@ -210,13 +296,13 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, **settings: obje
 
     Families with experts take further settings of their configuration.
 
-    Matrices keep the family's own initialisation, ten times as wide, and every vector (gains, biases, also those of experts) is moved off its
-    starting value, so that no part of the model is the identity or zero by chance.
+    Matrices keep the family's own initialisation, ten times as wide, and every gain and bias is moved off its starting value, so that no part of the model is the identity or zero by chance.
     """
+    builders = _BUILDERS | _SAME_LAYOUT | _SAME_EXPERTS
     state = torch.get_rng_state()
     torch.manual_seed(SEED)
     try:
-        model = _in_dtype(_BUILDERS[family](**settings), dtype).eval()
+        model = _in_dtype(builders[family](**settings), dtype).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1 or name.endswith("bias"):
@@ -237,9 +323,12 @@ def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
+_FLOAT32_ROUTERS = {"deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "minimax_m2"}
+
+
 def tolerance(family: str, usual: float) -> float:
     """Of a comparison between batches of different sizes: a router in float32 rounds them differently in any dtype."""
-    return max(usual, 1e-5) if family == "deepseek_v3" else usual
+    return max(usual, 1e-5) if family in _FLOAT32_ROUTERS else usual
 
 
 def tiny_ids(batch: int = 2, tokens: int = 12) -> torch.Tensor:

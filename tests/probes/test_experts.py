@@ -14,7 +14,7 @@ from probes.gradient_result import GradientNorms
 from probes.layout import ResidualLayout
 from probes.streaming.gradients import measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
-from tests.probes._tiny import EXPERT_FAMILIES, tiny_ids, tiny_model
+from tests.probes._tiny import EXPERT_FAMILIES, SAME_EXPERTS, tiny_ids, tiny_model
 from tests.probes.streaming._streamed import predicting
 
 N_EXPERTS = 4
@@ -69,7 +69,7 @@ def assert_idle(result: GradientNorms, layout: ResidualLayout, idle: tuple[int, 
     assert len(said) == (len({s.experts for s in layout.sublayers} - {None}) if idle else 0)
 
 
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize("family", (*EXPERT_FAMILIES, *SAME_EXPERTS))
 def test_every_parameter_of_the_experts_is_known_by_its_first_dimension(family: str) -> None:
     model = tiny_model(family)
     layout = describe_model(model)
@@ -77,6 +77,18 @@ def test_every_parameter_of_the_experts_is_known_by_its_first_dimension(family: 
     assert sorted(known) == sorted(name for name, _ in model.named_parameters() if ".experts." in name)
     assert {len(model.get_parameter(name)) for name in known} == {N_EXPERTS}
     assert all(s.expert_parameters == () for s in layout.sublayers if s.experts is None)
+
+
+@pytest.mark.parametrize("family", (*EXPERT_FAMILIES, *SAME_EXPERTS))
+def test_experts_without_tokens_are_those_without_a_gradient(family: str) -> None:
+    model, ids = tiny_model(family), tiny_ids(1, 3)
+    result = measured(model, ids)
+    model(ids).logits.square().sum().backward()
+    for sublayer in describe_model(model).sublayers:
+        gradients = [model.get_parameter(name).grad.flatten(1) for name in sublayer.expert_parameters]
+        for name in sublayer.expert_parameters:
+            silent = (~torch.cat(gradients, dim=1).any(dim=1)).nonzero().squeeze(1)
+            assert result.idle_experts.get(name, ()) == tuple(silent.tolist())
 
 
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)

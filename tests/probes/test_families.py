@@ -11,7 +11,7 @@ from probes.errors import UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES, describe_model, effective_gain, owned_names
 from probes.layout import BlockKind, Objective, ResidualLayout, Side, Tap
 from probes.taps import input_of, stream_of
-from tests.probes._tiny import FAMILIES, N_BLOCKS, PARALLEL, VOCAB, WIDTH, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, N_BLOCKS, PARALLEL, SAME_LAYOUT, VOCAB, WIDTH, tiny_ids, tiny_model
 
 TINY = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -52,17 +52,17 @@ def run(model: nn.Module, layout: ResidualLayout) -> tuple[list[Tensor], list[Te
     return flat, [None if t is None else seen[t].reshape(*ids.shape, -1) for t in branches], hidden
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=(*FAMILIES, *SAME_LAYOUT))
 def tiny(request) -> tuple[nn.Module, ResidualLayout]:
     model = tiny_model(request.param)
     return model, describe_model(model)
 
 
 def test_every_family_of_the_table_has_a_tiny_model():
-    assert {tiny_model(name).config.model_type for name in FAMILIES} == set(SUPPORTED_FAMILIES)
+    assert {tiny_model(name).config.model_type for name in (*FAMILIES, *SAME_LAYOUT)} == set(SUPPORTED_FAMILIES)
 
 
-POST_LN = {"bert", "roberta", "xlm-roberta"}
+POST_LN = {"bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "ernie"}
 
 
 def test_every_sublayer_obeys_the_sum_rule(tiny):
@@ -96,7 +96,7 @@ def test_combine_is_differentiable_in_the_stream_alone(tiny):
         assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *SAME_LAYOUT))
 def test_boundaries_run_from_embedding_to_final_norm(family: str) -> None:
     layout = describe_model(tiny_model(family))
     parallel = family in PARALLEL
