@@ -245,10 +245,12 @@ def _setting_warnings(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None, model: nn.Module) -> tuple[str, ...]:
     """Said where a tensor was cast; a family may keep some of its own in float32."""
-    stored, made = files.float_dtypes, model.state_dict()
-    usual = _TORCH_DTYPES[stored[0]]
-    floats = ((name, _TORCH_DTYPES[tensor.dtype]) for name, tensor in files.tensors.items() if tensor.dtype in stored)
-    if dtype is not None or all(kept == (made[name].dtype if name in made else usual) for name, kept in floats):
+    stored = files.float_dtypes
+    if dtype is not None or len(stored) == 1:
+        return ()
+    made = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    floats = {name: _TORCH_DTYPES[tensor.dtype] for name, tensor in files.tensors.items() if tensor.dtype in stored}
+    if all(kept == made[name] if name in made else kept in made.values() for name, kept in floats.items()):
         return ()
     return (f"the file mixes {', '.join(stored)}; parameters are loaded as {stored[0]}, choose a dtype to change that",)
 

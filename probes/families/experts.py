@@ -27,7 +27,6 @@ EXPERTS: dict[str, Rule] = {
     "ernie4_5_moe": _experts(),
     "flex_olmo": replace(OLMO2, parts=(OLMO2.parts[0], replace(OLMO2.parts[1], experts="mlp.experts"))),
     "glm4_moe": _experts(),
-    "hunyuan_v1_moe": _experts(),
     "minimax_m2": _experts(),
     "phimoe": _experts(),
     "granitemoe": granite(_experts("block_sparse_moe")),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from probes.checkpoint import Checkpoint, Loaders, read_checkpoint
 from probes.device import resolve_device

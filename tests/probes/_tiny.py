@@ -206,7 +206,7 @@ _SAME_LAYOUT: dict[str, Callable[..., nn.Module]] = {
     "arcee": partial(_build, "Arcee", **_LLAMA_LIKE),
     "camembert": partial(_encoder, "Camembert"),
     "codegen": lambda: transformers.CodeGenForCausalLM(transformers.CodeGenConfig(**_GPTJ_LIKE)),
-    "cwm": partial(_build, "Cwm", **_LLAMA_LIKE),
+    "cwm": partial(_build, "Cwm", **_LLAMA_LIKE | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     "data2vec-text": partial(_encoder, "Data2VecText"),
     "ernie": partial(_encoder, "Ernie"),
     "ernie4_5": partial(_build, "Ernie4_5", **_LLAMA_LIKE),
@@ -227,42 +227,6 @@ _SAME_EXPERTS: dict[str, Callable[..., nn.Module]] = {
     "ernie4_5_moe": partial(_experts, "Ernie4_5_Moe", **_DENSE_MOE, moe_layer_start_index=1),
     "flex_olmo": partial(_experts, "FlexOlmo", num_experts=4),
     "glm4_moe": partial(_experts, "Glm4Moe", **_DEEPSEEK_LIKE),
-    "hunyuan_v1_moe": partial(_experts, "HunYuanMoEV1", num_experts=4, moe_topk=2),
-    "minimax_m2": partial(_experts, "MiniMaxM2", num_local_experts=4),
-    "phimoe": partial(_experts, "Phimoe", num_local_experts=4),
-}
-
-SAME_EXPERTS: tuple[str, ...] = tuple(_SAME_EXPERTS)
-SAME_LAYOUT: tuple[str, ...] = (*_SAME_LAYOUT, *_SAME_EXPERTS)
-"""Further families of the table, whose description and code of a block are those of a family above."""
-
-_DENSE_MOE = {"num_experts": 4, "moe_num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 8, "moe_k": 2}
-_SAME_LAYOUT: dict[str, Callable[..., nn.Module]] = {
-    "arcee": partial(_build, "Arcee", **_LLAMA_LIKE),
-    "camembert": partial(_encoder, "Camembert"),
-    "codegen": lambda: transformers.CodeGenForCausalLM(transformers.CodeGenConfig(**_GPTJ_LIKE)),
-    "cwm": partial(_build, "Cwm", **_LLAMA_LIKE),
-    "data2vec-text": partial(_encoder, "Data2VecText"),
-    "ernie": partial(_encoder, "Ernie"),
-    "ernie4_5": partial(_build, "Ernie4_5", **_LLAMA_LIKE),
-    "glm": partial(_build, "Glm", **_LLAMA_LIKE | {"head_dim": 4}),
-    "glm4": partial(_build, "Glm4", **_LLAMA_LIKE | {"head_dim": 4}),
-    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(**_GPTJ_LIKE)),
-    "helium": partial(_build, "Helium", **_LLAMA_LIKE | {"head_dim": 4}),
-    "hunyuan_v1_dense": partial(_build, "HunYuanDenseV1", **_LLAMA_LIKE | {"head_dim": 4}),
-    "ministral": partial(_build, "Ministral", **_LLAMA_LIKE | {"head_dim": 4}),
-    "ministral3": partial(_build, "Ministral3", **_LLAMA_LIKE | {"head_dim": 4}),
-    "olmo3": partial(_build, "Olmo3", **_LLAMA_LIKE | {"sliding_window": 4}),
-    "persimmon": partial(_build, "Persimmon", **_LLAMA_LIKE | {"num_key_value_heads": 4}),
-    "seed_oss": partial(_build, "SeedOss", **_LLAMA_LIKE | {"head_dim": 4}),
-}
-_SAME_EXPERTS: dict[str, Callable[..., nn.Module]] = {
-    "deepseek_v2": partial(_experts, "DeepseekV2", **_DEEPSEEK_LIKE | {"topk_method": "group_limited_greedy", "head_dim": 4}),
-    "dots1": partial(_experts, "Dots1", **_DEEPSEEK_LIKE, routed_scaling_factor=1.5),
-    "ernie4_5_moe": partial(_experts, "Ernie4_5_Moe", **_DENSE_MOE, moe_layer_start_index=1),
-    "flex_olmo": partial(_experts, "FlexOlmo", num_experts=4),
-    "glm4_moe": partial(_experts, "Glm4Moe", **_DEEPSEEK_LIKE),
-    "hunyuan_v1_moe": partial(_experts, "HunYuanMoEV1", num_experts=4, moe_topk=2),
     "minimax_m2": partial(_experts, "MiniMaxM2", num_local_experts=4),
     "phimoe": partial(_experts, "Phimoe", num_local_experts=4),
 }
@@ -296,7 +260,8 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64, **settings: obje
 
     Families with experts take further settings of their configuration.
 
-    Matrices keep the family's own initialisation, ten times as wide, and every gain and bias is moved off its starting value, so that no part of the model is the identity or zero by chance.
+    Matrices keep the family's own initialisation, ten times as wide, and every gain and bias is moved off its starting
+    value, so that no part of the model is the identity or zero by chance.
     """
     builders = _BUILDERS | _SAME_LAYOUT | _SAME_EXPERTS
     state = torch.get_rng_state()

@@ -110,6 +110,23 @@ def test_forward_that_a_library_has_replaced_is_put_back() -> None:
     assert vars(block)["forward"] is replaced
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_watched_branches_are_what_the_sum_adds(family: str) -> None:
+    """Also where the model multiplies a branch, or adds to it in place, after its module has returned it."""
+    model, ids = tiny_model(family), tiny_ids()
+    runner = BlockRunner(model, layout := describe_model(model))
+    with torch.no_grad():
+        entry = runner.enter(ids)
+        seen = runner.watch(0, entry.stream_BTD, entry.calls)
+    streams = {0: entry.stream_BTD, runner.boundaries_of(0)[1]: seen.output} | seen.streams
+    for start in {layout.sublayers[i].boundary_in for i in seen.branches}:
+        together = [i for i in seen.branches if layout.sublayers[i].boundary_in == start]
+        first, before = layout.sublayers[together[0]], streams[start].view_as(seen.output)
+        update = sum(seen.branches[i].view_as(seen.output) for i in together)
+        after = before + update if first.combine is None else first.combine(before, update)
+        torch.testing.assert_close(streams[first.boundary_out].view_as(seen.output), after, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in PARALLEL])
 def test_watching_sees_the_stream_between_the_sublayers(family: str) -> None:
     model, ids = tiny_model(family), tiny_ids()

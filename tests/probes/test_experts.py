@@ -69,7 +69,7 @@ def assert_idle(result: GradientNorms, layout: ResidualLayout, idle: tuple[int, 
     assert len(said) == (len({s.experts for s in layout.sublayers} - {None}) if idle else 0)
 
 
-@pytest.mark.parametrize("family", (*EXPERT_FAMILIES, *SAME_EXPERTS))
+@pytest.mark.parametrize("family", [*EXPERT_FAMILIES, *SAME_EXPERTS])
 def test_every_parameter_of_the_experts_is_known_by_its_first_dimension(family: str) -> None:
     model = tiny_model(family)
     layout = describe_model(model)
@@ -79,7 +79,7 @@ def test_every_parameter_of_the_experts_is_known_by_its_first_dimension(family: 
     assert all(s.expert_parameters == () for s in layout.sublayers if s.experts is None)
 
 
-@pytest.mark.parametrize("family", (*EXPERT_FAMILIES, *SAME_EXPERTS))
+@pytest.mark.parametrize("family", [*EXPERT_FAMILIES, *SAME_EXPERTS])
 def test_experts_without_tokens_are_those_without_a_gradient(family: str) -> None:
     model, ids = tiny_model(family), tiny_ids(1, 3)
     result = measured(model, ids)

@@ -1,5 +1,7 @@
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +64,15 @@ def test_every_family_of_the_table_has_a_tiny_model():
     assert {tiny_model(name).config.model_type for name in (*FAMILIES, *SAME_LAYOUT)} == set(SUPPORTED_FAMILIES)
 
 
+def test_the_readme_names_every_family_of_the_table():
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    [sentence] = re.findall(
+        r"Known sub-layer by sub-layer: (.*?), and the toolkit's own models", readme.replace("; and the", ", and the")
+    )
+    named = set(re.findall(r"[a-z0-9_]+(?:-[a-z0-9]+)*(?: \(text\))?", sentence))
+    assert {name.replace("_text", " (text)") if name == "gemma3_text" else name for name in SUPPORTED_FAMILIES} <= named
+
+
 POST_LN = {"bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "ernie"}
 
 
@@ -96,7 +107,7 @@ def test_combine_is_differentiable_in_the_stream_alone(tiny):
         assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, *SAME_LAYOUT))
+@pytest.mark.parametrize("family", [*FAMILIES, *SAME_LAYOUT])
 def test_boundaries_run_from_embedding_to_final_norm(family: str) -> None:
     layout = describe_model(tiny_model(family))
     parallel = family in PARALLEL
