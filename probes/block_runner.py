@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.errors import UnsupportedModelError
-from probes.layout import ResidualLayout, Side, Tap
+from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
 from probes.taps import input_of, stream_of
 
 __all__ = ["BlockCall", "BlockPass", "BlockRunner", "Entry", "Resident", "always_resident"]
@@ -115,7 +115,7 @@ class BlockPass:
     Attributes:
         output: the stream after the block, (R, T, D).
         streams: boundary index -> the stream there, inside the block.
-        branches: sub-layer index -> what is added to the shortcut.
+        branches: sub-layer index -> what is added to the shortcut, its factor included.
     """
 
     output: Tensor
@@ -198,7 +198,7 @@ class BlockRunner:
             for index in self.sublayers_of[block]:
                 sublayer = self.layout.sublayers[index]
                 if sublayer.branch is not None:
-                    self._tap(stack, sublayer.branch, partial(branches.__setitem__, index))
+                    self._tap(stack, sublayer.branch, partial(_keep, branches, index, sublayer))
                 if sublayer.boundary_out != self.boundaries_of(block)[1]:
                     tap = self.layout.boundaries[sublayer.boundary_out].tap
                     self._tap(stack, tap, partial(streams.__setitem__, sublayer.boundary_out))
@@ -301,6 +301,10 @@ class BlockRunner:
         raise UnsupportedModelError(
             f"family '{self.layout.family}' cannot be run block by block: what a block returns is not what the next one reads"
         )
+
+
+def _keep(branches: dict[int, Tensor], index: int, sublayer: SublayerLayout, branch: Tensor) -> None:
+    branches[index] = sublayer.added(branch)
 
 
 class _AllRecordedError(Exception):

@@ -197,7 +197,7 @@ def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Che
     if not float_dtypes:
         raise CheckpointError(f"{path} holds no floating-point tensor")
     loaded = loaders.safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
-    warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype)
+    warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
     tokenizer, lacking = folder_tokenizer(folder, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + lacking)
 
@@ -243,11 +243,16 @@ def _setting_warnings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None) -> tuple[str, ...]:
+def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None, model: nn.Module) -> tuple[str, ...]:
+    """Said where a tensor was cast; a family may keep some of its own in float32."""
     stored = files.float_dtypes
     if dtype is not None or len(stored) == 1:
         return ()
-    return (f"the file mixes {', '.join(stored)}; every parameter is loaded as {stored[0]}, choose a dtype to change that",)
+    made = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    floats = {name: _TORCH_DTYPES[tensor.dtype] for name, tensor in files.tensors.items() if tensor.dtype in stored}
+    if all(kept == made[name] if name in made else kept in made.values() for name, kept in floats.items()):
+        return ()
+    return (f"the file mixes {', '.join(stored)}; parameters are loaded as {stored[0]}, choose a dtype to change that",)
 
 
 def _load_own(

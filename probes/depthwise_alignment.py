@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from probes.errors import UnsupportedModelError
-from probes.layout import ResidualLayout, Side, Tap
+from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
 from probes.preserve import eager, preserved, unwrapped
 from probes.taps import input_of, stream_of
 
@@ -231,7 +231,7 @@ def _forward(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> tuple[
             read(boundary.tap, partial(_keep, streams, i))
         for j, sublayer in enumerate(layout.sublayers):
             if sublayer.branch is not None:
-                read(sublayer.branch, partial(_keep, branches, j))
+                read(sublayer.branch, partial(_keep_branch, branches, j, sublayer))
         layout.head.backbone(ids_BT)
     return streams, branches
 
@@ -239,6 +239,10 @@ def _forward(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> tuple[
 def _keep(kept: dict[int, Tensor], index: int, tensor: Tensor) -> None:
     """The tensor itself, made part of the graph where every parameter below it is frozen."""
     kept[index] = tensor if tensor.requires_grad else tensor.requires_grad_()
+
+
+def _keep_branch(kept: dict[int, Tensor], index: int, sublayer: SublayerLayout, branch: Tensor) -> None:
+    kept[index] = sublayer.added(branch)
 
 
 @contextmanager

@@ -41,6 +41,16 @@ class _Trial:
     seen: _Seen
 
 
+@dataclass(frozen=True)
+class _Form:
+    """A head as it may be: hidden states to logits, the modules that do it, and the linear map and its factor if it is one."""
+
+    logits: Callable[[Tensor], Tensor]
+    modules: tuple[nn.Module, ...]
+    linear: nn.Linear | None = None
+    scale: float = 1.0
+
+
 _SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {"logit_scale": torch.mul, "logits_scaling": torch.div}
 """Fields of a configuration that hold a constant factor of the logits, and how it is applied."""
 
@@ -128,25 +138,26 @@ def _proved_head(model: nn.Module, backbone: nn.Module, linear: nn.Linear, trial
     """The first of the known forms of a head that gives the trial's logits from its last hidden state."""
     names = {module: name for name, module in model.named_modules()}
     chain = _modules_after(model, backbone, trial.seen)
-    forms: list[tuple[Callable[[Tensor], Tensor], nn.Linear | None, tuple[nn.Module, ...]]] = [(linear, linear, (linear,))]
+    forms = [_Form(linear, (linear,), linear)]
     for scale, apply in _SCALES.items():
         factor = getattr(model.config, scale, None)
-        if isinstance(factor, int | float):
-            forms.append((partial(_scaled, linear, apply, float(factor)), None, (linear,)))
-    forms.append((nn.Sequential(*chain).forward, None, chain))
+        if isinstance(factor, int | float) and factor:
+            scaled, one = partial(_scaled, linear, apply, float(factor)), torch.ones((), dtype=torch.float64)
+            forms.append(_Form(scaled, (linear,), linear, float(apply(one, float(factor)))))
+    forms.append(_Form(nn.Sequential(*chain).forward, chain))
     with _watched(model, _Seen()), torch.no_grad():
-        found = next((form for form in forms if _gives(form[0], trial)), None)
+        found = next((form for form in forms if _gives(form.logits, trial)), None)
     if found is None:
         raise _NotProvedError(
             f"its logits are not what its head makes of the last hidden state in {trial.hidden.dtype}: neither a linear map,"
             f" nor that map times a factor of the configuration ({', '.join(_SCALES)}), nor the modules after the backbone"
         )
-    logits, plain, modules = found
     return Head(
         backbone=lambda input_ids: stream_of(backbone(input_ids=input_ids, use_cache=False)),
-        logits=logits,
-        linear=plain,
-        modules=tuple(names[module] for module in modules if any(True for _ in module.parameters())),
+        logits=found.logits,
+        linear=found.linear,
+        scale=found.scale,
+        modules=tuple(names[module] for module in found.modules if any(True for _ in module.parameters())),
     )
 
 

@@ -16,7 +16,7 @@ computed again with all gradients kept to the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,11 +29,10 @@ from probes.head_loss import HeadGradient, head_gradient
 from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
 from probes.memory import release_free_memory
 from probes.norms import l2_norm
-from probes.preserve import plain_name
 from probes.taps import input_of, stream_of
 from probes.text import IGNORED, TokenBatch
 
-__all__ = ["Capture", "StreamReader", "capture", "scatter_predicted", "tapped"]
+__all__ = ["Capture", "StreamReader", "capture", "routing_noted", "scatter_predicted", "tapped"]
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class Capture:
         parameter_grad: parameter -> norm of its gradient.
         narrowest_stream: dtype of the stream where it is narrowest.
         n_stream_entries: number of entries of the stream.
-        idle_experts: parameter name -> which experts (True) received an exactly zero gradient, shape (E,).
+        idle_experts: expert parameter -> which experts (True) were sent no token, shape (E,).
         without_graph: boundary indices at which the stream was never seen in a graph, so that its gradient is not known.
     """
 
@@ -91,7 +90,7 @@ def _capture(model: nn.Module, layout: ResidualLayout, batch: TokenBatch, *, kee
         with ExitStack() as stack:
             stack.enter_context(parameters.reading())
             with torch.enable_grad():
-                with tapped(model, stream.taps()):
+                with tapped(model, stream.taps()), routing_noted(model, layout.sublayers, result):
                     hidden_BTD = layout.head.backbone(batch.inputs)
                 release_free_memory()  # the peak is here: activations of all blocks, and the head on top
                 result.n_stream_entries = hidden_BTD.numel()
@@ -140,6 +139,31 @@ def _hook(module: nn.Module, side: Side, read: Callable[[Tensor], None]) -> Remo
     if side is Side.INPUT:
         return module.register_forward_pre_hook(before, with_kwargs=True)
     return module.register_forward_hook(after)
+
+
+@contextmanager
+def routing_noted(model: nn.Module, sublayers: Iterable[SublayerLayout], result: Capture) -> Iterator[None]:
+    """While active, note which experts are sent no token; every hook is removed at the end, whatever happens."""
+    with ExitStack() as stack:
+        for sublayer in sublayers:
+            if sublayer.experts is not None:
+                experts = model.get_submodule(sublayer.experts)
+                note = partial(_note_idle, result, sublayer.expert_parameters)
+                stack.callback(experts.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield
+
+
+def _note_idle(
+    result: Capture, names: Sequence[str], experts: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    n_experts = len(next(experts.parameters(recurse=False)))
+    integers = (t.flatten() for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_floating_point())
+    chosen = next(integers, None)
+    if chosen is None:
+        return
+    idle = torch.ones(n_experts, dtype=torch.bool, device=chosen.device)
+    idle[chosen[chosen < n_experts]] = False  # a router may send a token nowhere, to the index after the last
+    result.idle_experts.update(dict.fromkeys(names, idle))
 
 
 def _rms(tensor: Tensor) -> Tensor:
@@ -233,7 +257,7 @@ class StreamReader:
                 self._descend(place)
 
     def _read_branch(self, index: int, branch_BTD: Tensor) -> None:
-        self.result.branch_rms[index] = _rms(branch_BTD)
+        self.result.branch_rms[index] = _rms(branch_BTD) * abs(self.sublayers[index].branch_scale)
         if self.sublayers[index].combine is not None:
             self.held_branch[index] = branch_BTD.detach()
 
@@ -278,8 +302,6 @@ class _ParameterReader:
         self.model, self.layout, self.result, self.keep = model, layout, result, keep
         self.taken: set[nn.Parameter] = set()
         self.in_pieces = False
-        names = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
-        self.experts = {names[name]: name for s in layout.sublayers for name in s.expert_parameters if name in names}
         self.head_parameters = {p for name in layout.head.modules for p in model.get_submodule(name).parameters()}
         self.head: HeadGradient | None = None
         self.rows: Tensor | None = None
@@ -326,8 +348,6 @@ class _ParameterReader:
             gradient[self.rows] += self.head.rows
         norm = l2_norm(gradient)
         self.result.parameter_grad[parameter] = norm if earlier is None else torch.hypot(norm, earlier)
-        if parameter in self.experts:
-            self.result.idle_experts[self.experts[parameter]] = (gradient == 0).flatten(1).all(dim=1)
         parameter.grad = None
 
     def take_rest(self) -> None:

@@ -310,19 +310,13 @@ class _Summary:
         )
 
     def _idle_experts(self) -> dict[str, tuple[int, ...]]:
-        """Experts that were sent no token in any batch, by the parameters that hold them.
-
-        A zero weight alone makes some gradient of an expert exactly zero: idle is one that has none in any of its parameters.
-        """
+        """Experts that were sent no token in any batch, by the parameters that hold them."""
         idle = {}
-        for names in (sublayer.expert_parameters for sublayer in self.layout.sublayers):
-            found = [c.idle_experts.get(name) for c in self.captures for name in names]
-            known = [zero for zero in found if zero is not None]
-            if not known or len(known) < len(found):
-                continue
-            always = torch.stack(known).all(dim=0)
-            if always.any():
-                idle.update(dict.fromkeys(names, tuple(always.nonzero().squeeze(1).tolist())))
+        for name in (name for sublayer in self.layout.sublayers for name in sublayer.expert_parameters):
+            found = [c.idle_experts.get(name) for c in self.captures]
+            known = [of_batch.cpu() for of_batch in found if of_batch is not None]
+            if len(known) == len(found) and (always := torch.stack(known).all(dim=0)).any():
+                idle[name] = tuple(always.nonzero().squeeze(1).tolist())
         return dict(sorted(idle.items()))
 
     def _warnings(self) -> tuple[str, ...]:

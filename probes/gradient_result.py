@@ -184,8 +184,7 @@ class GradientNorms:
         boundaries: in forward order.
         sublayers: in forward order.
         parts: parameters outside the blocks: embedding, final norm, head.
-        idle_experts: per expert parameter, the experts that were sent no token: those whose gradient is exactly zero in every
-            expert parameter of the sub-layer.
+        idle_experts: per expert parameter, the experts that were sent no token in any batch.
         warnings: what a reader of the numbers should know, such as a stream too narrow for its shortcut scale.
     """
 

@@ -69,7 +69,7 @@ def head_gradient(
     """
     if head.linear is None:
         return _by_autograd(head, hidden_ND, targets_N, tile_bytes)
-    return _LinearHead(head.linear, hidden_ND, targets_N, head.softcap, tile_bytes).gradient(shared_rows)
+    return _LinearHead(head, hidden_ND, targets_N, tile_bytes).gradient(shared_rows)
 
 
 def _by_autograd(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -> HeadGradient:
@@ -93,13 +93,14 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 
 class _LinearHead:
-    """Logits that are one linear map, capped or not, tile by tile."""
+    """Logits that are one linear map, scaled and capped or not, tile by tile."""
 
-    def __init__(self, linear: nn.Module, hidden_ND: Tensor, targets_N: Tensor, softcap: float | None, tile_bytes: int) -> None:
-        weight: Any = linear.weight  # a parameter, or rows that are read when they are sliced
-        bias = getattr(linear, "bias", None)
+    def __init__(self, head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -> None:
+        assert head.linear is not None
+        weight: Any = head.linear.weight  # a parameter, or rows that are read when they are sliced
+        bias = getattr(head.linear, "bias", None)
         assert bias is None or isinstance(bias, nn.Parameter)
-        self.weight_VD, self.bias_V, self.softcap = weight, bias, softcap
+        self.head, self.weight_VD, self.bias_V = head, weight, bias
         self.hidden_ND, self.targets_N = hidden_ND, targets_N
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         width = min(max(1, tile_bytes // (len(hidden_ND) * self.wide.itemsize)), getattr(weight, "rows_at_once", len(weight)))
@@ -148,10 +149,7 @@ class _LinearHead:
 
     def _logits(self, start: int, stop: int) -> Tensor:
         bias = None if self.bias_V is None else self.bias_V[start:stop]
-        logits_NV = F.linear(self.hidden_ND, self.weight_VD[start:stop], bias)
-        if self.softcap is not None:
-            logits_NV = logits_NV.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits_NV.to(self.wide)
+        return self.head.shaped_(F.linear(self.hidden_ND, self.weight_VD[start:stop], bias)).to(self.wide)
 
     def _partition(self) -> tuple[Tensor, Tensor]:
         """Log of the softmax's denominator, and the target's logit, both (N,), tile by tile."""
@@ -171,13 +169,14 @@ class _LinearHead:
 
     def _slope(self, logits_NV: Tensor) -> Tensor | None:
         """Derivative of the soft cap at the capped logits; None where there is no cap."""
-        return None if self.softcap is None else (logits_NV / self.softcap).square_().neg_().add_(1)
+        softcap = self.head.softcap
+        return None if softcap is None else (logits_NV / softcap).square_().neg_().add_(1)
 
     def _finished(self, softmax_NV: Tensor, slope_NV: Tensor | None, start: int) -> Tensor:
-        """Gradient of the mean loss with respect to a tile's (uncapped) logits, in the memory of their softmax."""
+        """Gradient of the mean loss with respect to what a tile's linear map returns, in the memory of their softmax."""
         here = self._targets_in(start, start + softmax_NV.shape[1])
         softmax_NV[here, self.targets_N[here] - start] -= 1
-        softmax_NV /= len(self.targets_N)
+        softmax_NV *= self.head.scale / len(self.targets_N)
         return softmax_NV if slope_NV is None else softmax_NV.mul_(slope_NV)
 
     def _weight_blocks(self, delta_NV: Tensor, start: int, shared_rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

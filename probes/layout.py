@@ -90,14 +90,18 @@ class SublayerLayout:
         kind: attention, FFN, or a whole block where no more is known.
         boundary_in: index of the boundary that the branch reads.
         boundary_out: index of the boundary after the sum; two sub-layers share both in a parallel block.
-        branch: where the tensor that is added to the shortcut is visible; None where it is not (block level).
-        modules: dotted names of the modules that own the sub-layer's parameters, its norms included.
-        norms: its normalisations.
+        branch: where the tensor that is added to the shortcut is visible, before ``branch_scale``; None where it is not
+            (block level). A model may add to that tensor in place afterwards: it is what it was when the module returned it.
+        modules: dotted names of the modules that own the sub-layer's parameters, its norms included; a norm that feeds
+            attention and FFN of a parallel block belongs to the attention.
+        norms: its normalisations, a shared one too.
+        branch_scale: constant factor on the branch in the sum, 1 for a plain residual.
         shortcut_scale: the largest factor on the stream in the sum (Keel's alpha), 1 for a plain residual.
-        expert_parameters: dotted names of the parameters whose first dimension is the expert; an expert that was sent no
-            token has an exactly zero gradient there.
+        experts: dotted name of the module that is called with the tokens and, as integers, the experts chosen for each; None
+            in a dense sub-layer.
+        expert_parameters: dotted names of the parameters whose first dimension is the expert.
         combine: (stream, branch) -> stream after the sub-layer, differentiable in the stream with branch and gate held
-            constant; None where the shortcut is the identity (x + branch), or not known.
+            constant; None where the shortcut is the identity (x + branch_scale * branch), or not known.
         shortcut_known: whether ``combine`` says what the shortcut is; False where a block is read as a whole.
     """
 
@@ -108,10 +112,20 @@ class SublayerLayout:
     branch: Tap | None
     modules: tuple[str, ...]
     norms: tuple[NormSite, ...] = ()
+    branch_scale: float = 1.0
     shortcut_scale: float = 1.0
+    experts: str | None = None
     expert_parameters: tuple[str, ...] = ()
     combine: Callable[[Tensor, Tensor], Tensor] | None = None
     shortcut_known: bool = True
+
+    def added(self, branch: Tensor) -> Tensor:
+        """What the sum adds: the branch times its factor, a tensor of its own that later changes in place do not reach.
+
+        Args:
+            branch: as its module returns it.
+        """
+        return branch * self.branch_scale if self.branch_scale != 1 else branch.clone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +137,9 @@ class Head:
             without cache.
         logits: hidden states (N, D) -> logits (N, V), exactly as the model computes them.
         linear: the module whose ``weight`` (V, D) and ``bias`` give the logits when they are one linear map (apart from
-            ``softcap``), else None.
-        softcap: c where the model computes c * tanh(linear / c), else None.
+            ``scale`` and ``softcap``), else None.
+        scale: constant factor on the linear map's output.
+        softcap: c where the model computes c * tanh(scale * linear / c), else None.
         modules: dotted names of the modules that own the head's parameters (a tied weight belongs to the embedding too).
     """
 
@@ -132,7 +147,14 @@ class Head:
     logits: Callable[[Tensor], Tensor]
     linear: nn.Module | None
     modules: tuple[str, ...]
+    scale: float = 1.0
     softcap: float | None = None
+
+    def shaped_(self, linear_NV: Tensor) -> Tensor:
+        """Logits from the linear map's output, in its memory."""
+        if self.scale != 1:
+            linear_NV = linear_NV.mul_(self.scale)
+        return linear_NV if self.softcap is None else linear_NV.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ __all__ = ["check_pruning", "prune_transformer", "pruned", "refusal", "save_prun
 _N_CHECKED = 16
 _INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 """Settings that list the blocks, by index, that have something."""
-_FIRST_BLOCKS = ("first_k_dense_replace", "num_dense_layers")
+_FIRST_BLOCKS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 """Settings that say how many of the first blocks have something."""
 _COUNTS_BLOCKS = ("layer", "block", "dense", "sparse")
 

@@ -157,10 +157,12 @@ def _name(layout: ResidualLayout, kind: UnitKind, steps: list[tuple[int, ...]], 
 
 
 def _modules(layout: ResidualLayout, sublayers: tuple[int, ...]) -> tuple[str, ...]:
-    """Whole blocks by the block's name, else the owners of each sub-layer's parameters."""
+    """Whole blocks by the block's name, else the owners of each sub-layer's parameters that nothing left in the block reads."""
     names: list[str] = []
     for block in sorted({layout.sublayers[i].block for i in sublayers}):
         inside = [i for i, s in enumerate(layout.sublayers) if s.block == block]
         removed = [i for i in inside if i in sublayers]
-        names += [layout.blocks[block]] if removed == inside else [m for i in removed for m in layout.sublayers[i].modules]
+        still_read = {site.module for i in inside if i not in removed for site in layout.sublayers[i].norms}
+        owned = [m for i in removed for m in layout.sublayers[i].modules if m not in still_read]
+        names += [layout.blocks[block]] if removed == inside else owned
     return tuple(names)

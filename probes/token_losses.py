@@ -65,10 +65,8 @@ def _linear(head: Head, hidden_ND: Tensor, targets_N: Tensor, tile_bytes: int) -
     width = max(1, tile_bytes // (4 * len(targets_N)))
     for start in range(0, len(weight_VD), width):
         stop = min(start + width, len(weight_VD))
-        logits_NV = F.linear(hidden_ND, weight_VD[start:stop], None if bias_V is None else bias_V[start:stop])
-        if head.softcap is not None:
-            logits_NV = logits_NV.div_(head.softcap).tanh_().mul_(head.softcap)
-        logits_NV = logits_NV.to(wide)
+        linear_NV = F.linear(hidden_ND, weight_VD[start:stop], None if bias_V is None else bias_V[start:stop])
+        logits_NV = head.shaped_(linear_NV).to(wide)
         inside = (targets_N >= start) & (targets_N < stop)
         here = logits_NV.gather(1, (targets_N - start).clamp(0, stop - start - 1)[:, None]).squeeze(1)
         target_N = torch.where(inside, here.to(exact), target_N)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.block_runner import BlockRunner
-from probes.gradient_capture import Capture, StreamReader, scatter_predicted, tapped
+from probes.gradient_capture import Capture, StreamReader, routing_noted, scatter_predicted, tapped
 from probes.gradient_norms import as_batch, summarise
 from probes.gradient_result import GradientNorms
 from probes.head_loss import HeadGradient, head_gradient
@@ -109,7 +109,6 @@ class _Run:
         self.shared_rows: list[dict[str, Tensor]] = [{} for _ in batches]
         self.shared: list[dict[str, Tensor]] = [{} for _ in batches]
         self.in_several = _in_several_blocks(streamed)
-        self.experts = frozenset(name for sublayer in self.layout.sublayers for name in sublayer.expert_parameters)
         n_blocks = self.layout.n_blocks
         self.entries = [self.runner.enter(batch.inputs) for batch in batches]
         self.steps: list[Callable[[], None]] = [
@@ -162,12 +161,14 @@ class _Run:
     @torch.no_grad()
     def forward(self, block: int) -> None:
         """One block, its output kept; the norms of its weights."""
+        inside = [self.layout.sublayers[i] for i in self.runner.sublayers_of[block]]
         with self.stream.resident((self.layout.blocks[block],)):
             for real, meta in self.stream.in_place.items():
                 self.weight_norms[meta] = float(l2_norm(real))
             for i, entry in enumerate(self.entries):
                 stream_BTD = self.streams[i][block].to(self.streamed.device)
-                self.streams[i][block + 1] = self.runner.run(block, stream_BTD, entry.calls)
+                with routing_noted(self.streamed.model, inside, self.captures[i]):
+                    self.streams[i][block + 1] = self.runner.run(block, stream_BTD, entry.calls)
 
     def head(self) -> None:
         """Loss, and the gradient at the last block's output."""
@@ -293,8 +294,6 @@ class _Run:
             self.shared_rows[i][name] = gradient[ids_U]
             gradient[ids_U] = 0
         self.captures[i].parameter_grad[key] = l2_norm(gradient)
-        if name in self.experts:
-            self.captures[i].idle_experts[name] = (gradient == 0).flatten(1).all(dim=1)
 
     def _handed_on(self) -> dict[str, Any]:
         return {

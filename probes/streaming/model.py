@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from probes.checkpoint import Checkpoint, Loaders, read_checkpoint
 from probes.device import resolve_device
@@ -128,13 +129,7 @@ def open_streamed(
 def _by_rows(head: Head, rows: HeadRows) -> Head:
     bias = getattr(head.linear, "bias", None)
     row_head = RowHead(rows, bias)
-    softcap = head.softcap
-
-    def logits(hidden: Tensor) -> Tensor:
-        plain: Tensor = row_head(hidden)
-        return plain if softcap is None else torch.tanh(plain / softcap) * softcap
-
-    return replace(head, linear=row_head, logits=logits)
+    return replace(head, linear=row_head, logits=lambda hidden: head.shaped_(row_head(hidden)))
 
 
 class _Opened:
@@ -227,6 +222,7 @@ class _Opened:
         with accelerate.init_empty_weights(include_buffers=False):
             model = model_class._from_config(copy.deepcopy(config), dtype=dtype, **options)
         model.tie_weights()  # moving parameters to the meta device has parted them
+        _as_loaded(model, dtype)
         return cast("nn.Module", model)
 
     def _fill(self, place: str, model: nn.Module, recipes: Sequence[Recipe], config: Any) -> None:
@@ -251,6 +247,18 @@ class _Opened:
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(self.device)
+
+
+def _as_loaded(model: Any, dtype: torch.dtype) -> None:
+    """What loading does beside reading: tables are computed in float32 in any dtype, and some parameters stay in float32."""
+    for module in model.modules():
+        if any(True for _ in module.buffers(recurse=False)) and not any(True for _ in module.parameters(recurse=False)):
+            model._init_weights(module)
+    kept = model._get_dtype_plan(dtype)
+    for name, parameter in list(model.named_parameters()):
+        wide = next((kept[part] for part in kept if re.search(part.replace("*", ".*"), name)), parameter.dtype)
+        if wide != parameter.dtype:
+            _put(model, parameter, nn.Parameter(torch.empty_like(parameter, dtype=wide)))
 
 
 def _staying(model: nn.Module) -> set[nn.Parameter]:

@@ -53,7 +53,9 @@ def _leave_out(stack: ExitStack, model: nn.Module, layout: ResidualLayout, index
     own = next((m for m in model.modules() if isinstance(m, Transformer)), None)
     if own is not None:
         stack.enter_context(_forward(own.sublayers()[index], lambda stream, rotary=None: stream))
-    elif layout.family == "bert":  # dense, dropout and LayerNorm(x + input) live in one module
+    elif f"{layout.blocks[0]}.attention.output" in dict(
+        model.named_modules()
+    ):  # BERT and its kind: dense, dropout and LayerNorm(x + input) live in one module
         name = layout.blocks[sublayer.block] + (".attention.output" if sublayer.kind.value == "attention" else ".output")
         stack.enter_context(_forward(model.get_submodule(name), lambda hidden, stream: stream))
     else:

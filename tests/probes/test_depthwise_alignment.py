@@ -1,6 +1,7 @@
 """The alignment of updates with their own depth-wise gradient, on own models and on families."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from probes.config import ModelConfig
 from probes.depthwise_alignment import measure_depthwise_alignment, pooled
 from probes.errors import UnsupportedModelError
 from probes.families import describe_model
+from probes.gradient_capture import tapped
 from probes.model import Transformer
-from tests.probes._tiny import tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, PARALLEL, tiny_ids, tiny_model
 
 
 def _own(scheme: str, **values: object) -> Transformer:
@@ -46,7 +48,7 @@ def test_agrees_with_differences_of_the_loss(scheme: str) -> None:
     assert result.sublayers[-1].target_ratio == pytest.approx(step.target_ratio, rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "bert", "opt-post-norm"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_visible_branch_is_measured(family: str) -> None:
     model = tiny_model(family)
     result = measure_depthwise_alignment(model, describe_model(model), tiny_ids())
@@ -55,6 +57,38 @@ def test_every_visible_branch_is_measured(family: str) -> None:
     frame = result.to_frame()
     assert len(frame) == 6 * 6
     assert frame["value"].notna().all()
+
+
+def _update(model: torch.nn.Module, block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The FFN's update as the code of each block writes it."""
+    family = model.config.model_type
+    if family.startswith("granite"):
+        ffn = block.block_sparse_moe if family == "granitemoe" else block.mlp
+        return ffn(block.post_attention_layernorm(x)) * model.config.residual_multiplier
+    if family == "falcon" and model.config.num_ln_in_parallel_attn == 2:
+        return block.mlp(block.ln_mlp(x))
+    return block.mlp((block.ln_1 if family == "gptj" else block.input_layernorm)(x))
+
+
+@pytest.mark.parametrize(
+    "family", ["granite", "granitemoe", *(f for f in sorted(PARALLEL) if f not in ("gpt_neox", "codegen"))]
+)
+def test_an_update_is_what_the_block_adds(family: str) -> None:
+    """With its multiplier, and without the attention that falcon adds to the tensor that its FFN has returned."""
+    model, ids = tiny_model(family), tiny_ids(1, 5)
+    layout = describe_model(model)
+    result = measure_depthwise_alignment(model, layout, ids)
+    streams: dict[int, torch.Tensor] = {}
+    with torch.no_grad(), tapped(model, {b.tap: partial(streams.__setitem__, i) for i, b in enumerate(layout.boundaries)}):
+        model(ids)
+    for row in result.sublayers[1::2]:
+        x = streams[layout.sublayers[row.sublayer].boundary_in].detach().requires_grad_()
+        u = _update(model, model.get_submodule(layout.blocks[row.block]), x)
+        (target,) = torch.autograd.grad(u, x, x.detach())
+        x, u = x.detach(), u.detach()
+        cosine = torch.nn.functional.cosine_similarity(u, u + target, dim=-1)
+        assert row.alignment == pytest.approx(float(cosine.mean()), abs=1e-9)
+        assert row.step_ratio == pytest.approx(float((u.norm(dim=-1) / x.norm(dim=-1)).mean()), rel=1e-9)
 
 
 @pytest.mark.parametrize(

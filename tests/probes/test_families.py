@@ -1,16 +1,19 @@
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from probes.errors import UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES, describe_model, effective_gain, owned_names
 from probes.layout import BlockKind, Objective, ResidualLayout, Side, Tap
 from probes.taps import input_of, stream_of
-from tests.probes._tiny import FAMILIES, N_BLOCKS, VOCAB, WIDTH, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, N_BLOCKS, PARALLEL, SAME_LAYOUT, VOCAB, WIDTH, tiny_ids, tiny_model
 
 TINY = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -30,7 +33,7 @@ def captured(model: nn.Module, taps: set[Tap]) -> Iterator[dict[Tap, Tensor]]:
         else:
 
             def keep_output(module: nn.Module, args: tuple, output: object, tap: Tap = tap) -> None:
-                seen[tap] = stream_of(output)
+                seen[tap] = stream_of(output).clone()  # falcon adds its attention to what its FFN has returned
 
             hooks.append(module.register_forward_hook(keep_output))
     try:
@@ -51,14 +54,26 @@ def run(model: nn.Module, layout: ResidualLayout) -> tuple[list[Tensor], list[Te
     return flat, [None if t is None else seen[t].reshape(*ids.shape, -1) for t in branches], hidden
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=(*FAMILIES, *SAME_LAYOUT))
 def tiny(request) -> tuple[nn.Module, ResidualLayout]:
     model = tiny_model(request.param)
     return model, describe_model(model)
 
 
 def test_every_family_of_the_table_has_a_tiny_model():
-    assert {tiny_model(name).config.model_type for name in FAMILIES} == set(SUPPORTED_FAMILIES)
+    assert {tiny_model(name).config.model_type for name in (*FAMILIES, *SAME_LAYOUT)} == set(SUPPORTED_FAMILIES)
+
+
+def test_the_readme_names_every_family_of_the_table():
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    [sentence] = re.findall(
+        r"Known sub-layer by sub-layer: (.*?), and the toolkit's own models", readme.replace("; and the", ", and the")
+    )
+    named = set(re.findall(r"[a-z0-9_]+(?:-[a-z0-9]+)*(?: \(text\))?", sentence))
+    assert {name.replace("_text", " (text)") if name == "gemma3_text" else name for name in SUPPORTED_FAMILIES} <= named
+
+
+POST_LN = {"bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "ernie"}
 
 
 def test_every_sublayer_obeys_the_sum_rule(tiny):
@@ -67,7 +82,7 @@ def test_every_sublayer_obeys_the_sum_rule(tiny):
     for start in {s.boundary_in for s in layout.sublayers}:
         together = [i for i, s in enumerate(layout.sublayers) if s.boundary_in == start]
         first = layout.sublayers[together[0]]
-        x, branch = boundaries[start], sum(branches[i] for i in together)
+        x, branch = boundaries[start], sum(layout.sublayers[i].added(branches[i]) for i in together)
         expected = x + branch if first.combine is None else first.combine(x, branch)
         assert branch.abs().max() > 1e-3
         torch.testing.assert_close(boundaries[first.boundary_out], expected, rtol=1e-12, atol=1e-12)
@@ -75,7 +90,7 @@ def test_every_sublayer_obeys_the_sum_rule(tiny):
 
 def test_post_ln_families_alone_normalise_the_shortcut(tiny):
     model, layout = tiny
-    post_ln = model.config.model_type == "bert" or not getattr(model.config, "do_layer_norm_before", True)
+    post_ln = model.config.model_type in POST_LN or not getattr(model.config, "do_layer_norm_before", True)
     assert {s.combine is not None for s in layout.sublayers} == {post_ln}
     assert {n.role == "out" for s in layout.sublayers for n in s.norms} == {post_ln}
 
@@ -92,9 +107,10 @@ def test_combine_is_differentiable_in_the_stream_alone(tiny):
         assert all(p.grad is None for p in model.parameters())
 
 
-def test_boundaries_run_from_embedding_to_final_norm(tiny):
-    model, layout = tiny
-    parallel = model.config.model_type == "gpt_neox" and model.config.use_parallel_residual
+@pytest.mark.parametrize("family", [*FAMILIES, *SAME_LAYOUT])
+def test_boundaries_run_from_embedding_to_final_norm(family: str) -> None:
+    layout = describe_model(tiny_model(family))
+    parallel = family in PARALLEL
     assert layout.n_blocks == len(layout.blocks) == N_BLOCKS
     assert len(layout.sublayers) == 2 * N_BLOCKS
     inner = N_BLOCKS if parallel else 2 * N_BLOCKS
@@ -138,9 +154,8 @@ def test_backbone_and_head_give_the_models_logits_exactly(tiny):
     torch.testing.assert_close(layout.head.logits(hidden.flatten(0, 1)), logits.flatten(0, 1), rtol=1e-12, atol=1e-12)
     if layout.head.linear is not None:
         plain = nn.functional.linear(hidden, layout.head.linear.weight, layout.head.linear.bias)
-        cap = layout.head.softcap
-        assert torch.equal(plain if cap is None else torch.tanh(plain / cap) * cap, logits)
-    assert (layout.head.linear is None) == (model.config.model_type == "bert")
+        torch.testing.assert_close(layout.head.shaped_(plain.detach()), logits, rtol=1e-14, atol=0)
+    assert (layout.head.linear is None) == (model.config.model_type in POST_LN)
     assert (layout.head.softcap is None) == (model.config.model_type != "gemma2")
 
 
@@ -153,7 +168,8 @@ def test_every_parameter_belongs_to_exactly_one_part(tiny):
         twins = [n for n, p in model.named_parameters(remove_duplicate=False) if p is parameter]
         assert len(twins) <= 2
     for owner, module in owners:
-        assert any(True for _ in model.get_submodule(module).parameters()) or owner == "embedding"
+        has_none = owner == "embedding" or isinstance(model.get_submodule(module), OlmoLayerNorm)
+        assert has_none or any(True for _ in model.get_submodule(module).parameters())
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gemma2", "gpt2", "opt", "bert"])
@@ -174,8 +190,8 @@ def test_effective_gain_is_the_factor_that_the_norm_applies(tiny):
         signs = torch.ones(WIDTH, dtype=torch.float64)
         signs[1::2] = -1  # mean 0, mean square 1: LayerNorm and RMSNorm both leave it as it is
         measured = (norm(signs) - norm(-signs)) / 2 * signs
-        torch.testing.assert_close(effective_gain(model, site), measured, rtol=2e-5, atol=0)
-        assert site.unit_offset == model.config.model_type.startswith("gemma")
+        torch.testing.assert_close(effective_gain(model, site).double(), measured, rtol=2e-5, atol=0)
+        assert site.unit_offset == model.config.model_type.startswith(("gemma", "nemotron"))
 
 
 def test_effective_gain_of_a_norm_without_weight_is_one():
@@ -222,34 +238,56 @@ def test_describing_leaves_the_model_as_it_was(tiny):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def _falcon() -> nn.Module:
-    return transformers.FalconForCausalLM(transformers.FalconConfig(**TINY, bos_token_id=1, eos_token_id=2))
+def _bloom() -> nn.Module:
+    return transformers.BloomForCausalLM(transformers.BloomConfig(**TINY, bos_token_id=1, eos_token_id=2))
 
 
-def _stablelm() -> nn.Module:
-    return transformers.StableLmForCausalLM(
-        transformers.StableLmConfig(**TINY, intermediate_size=24, num_key_value_heads=4, bos_token_id=1, eos_token_id=2)
+def _mpt() -> nn.Module:
+    config = transformers.MptConfig(vocab_size=VOCAB, d_model=WIDTH, n_layers=3, n_heads=4, max_seq_len=32)
+    return transformers.MptForCausalLM(config)
+
+
+def _gpt_neox_japanese() -> nn.Module:
+    return transformers.GPTNeoXJapaneseForCausalLM(
+        transformers.GPTNeoXJapaneseConfig(**TINY, max_position_embeddings=32, bos_token_id=1, eos_token_id=2)
     )
 
 
-def _roberta() -> nn.Module:
-    return transformers.RobertaForMaskedLM(
-        transformers.RobertaConfig(**TINY, intermediate_size=24, max_position_embeddings=32, pad_token_id=1)
+def _cohere2_moe() -> nn.Module:
+    config = transformers.Cohere2MoeConfig(
+        **TINY,
+        intermediate_size=24,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        logit_scale=0.5,
     )
+    model = transformers.Cohere2MoeForCausalLM(config)
+    model.set_experts_implementation("eager")  # the grouped product does not exist in float64
+    return model
 
 
-def _cohere() -> nn.Module:
-    return transformers.CohereForCausalLM(
-        transformers.CohereConfig(**TINY, intermediate_size=24, bos_token_id=1, eos_token_id=2, logit_scale=0.5)
+def _granitemoehybrid() -> nn.Module:
+    config = transformers.GraniteMoeHybridConfig(
+        **TINY,
+        intermediate_size=24,
+        shared_intermediate_size=24,
+        num_key_value_heads=4,
+        layer_types=["attention"] * 3,
+        mamba_n_heads=4,
+        bos_token_id=1,
+        eos_token_id=2,
+        logits_scaling=3.0,
     )
+    return transformers.GraniteMoeHybridForCausalLM(config)
 
 
-def _granite() -> nn.Module:
-    return transformers.GraniteForCausalLM(
-        transformers.GraniteConfig(
-            **TINY, intermediate_size=24, num_key_value_heads=4, bos_token_id=1, eos_token_id=2, logits_scaling=3.0
-        )
-    )
+def _roberta_prelayernorm() -> nn.Module:
+    config = transformers.RobertaPreLayerNormConfig(**TINY, intermediate_size=24, max_position_embeddings=32, pad_token_id=1)
+    return transformers.RobertaPreLayerNormForMaskedLM(config)
 
 
 def _distilbert() -> nn.Module:
@@ -274,13 +312,13 @@ def _mamba() -> nn.Module:
 
 
 def _other_scale() -> nn.Module:
-    model = _cohere()
+    model = _cohere2_moe()
     model.logit_scale = 0.7  # not what the configuration says
     return model
 
 
 def _two_way() -> nn.Module:
-    return transformers.RobertaForCausalLM(_roberta().config)
+    return transformers.ElectraForCausalLM(_electra().config)
 
 
 def _t5() -> nn.Module:
@@ -290,12 +328,12 @@ def _t5() -> nn.Module:
 
 
 GENERIC = {
-    "falcon": (_falcon, True, Objective.CAUSAL),
-    "stablelm": (_stablelm, True, Objective.CAUSAL),
+    "bloom": (_bloom, True, Objective.CAUSAL),
+    "mpt": (_mpt, True, Objective.CAUSAL),
     "mamba": (_mamba, True, Objective.CAUSAL),
-    "cohere": (_cohere, False, Objective.CAUSAL),
-    "granite": (_granite, False, Objective.CAUSAL),
-    "roberta": (_roberta, False, Objective.MASKED),
+    "cohere2_moe": (_cohere2_moe, True, Objective.CAUSAL),
+    "granitemoehybrid": (_granitemoehybrid, True, Objective.CAUSAL),
+    "roberta-prelayernorm": (_roberta_prelayernorm, False, Objective.MASKED),
     "distilbert": (_distilbert, False, Objective.MASKED),
     "electra": (_electra, False, Objective.MASKED),
 }
@@ -314,11 +352,14 @@ def test_head_of_another_family_gives_its_logits_exactly(family: str, dtype: tor
     logits = model(ids).logits
     assert torch.equal(layout.head.logits(layout.head.backbone(ids)).to(logits.dtype), logits)
     assert (layout.head.linear is not None) == is_linear
+    if layout.head.linear is not None:
+        plain = layout.head.linear(layout.head.backbone(ids)).detach()
+        torch.testing.assert_close(layout.head.shaped_(plain).to(logits.dtype), logits)
     assert layout.objective is objective
     assert all(any(True for _ in model.get_submodule(name).parameters()) for name in layout.head.modules)
 
 
-@pytest.mark.parametrize("build", [_falcon, _stablelm, _cohere], ids=["falcon", "stablelm", "cohere"])
+@pytest.mark.parametrize("build", [_bloom, _gpt_neox_japanese, _cohere2_moe], ids=["bloom", "gpt_neox_japanese", "cohere2_moe"])
 def test_another_family_is_described_block_by_block(build: Callable[[], nn.Module]):
     model = build().double()  # in training mode, as built
     layout = describe_model(model)
@@ -343,8 +384,8 @@ def test_another_family_is_described_block_by_block(build: Callable[[], nn.Modul
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_other_scale, r"family 'cohere' is not supported: its logits are not what its head makes.*llama, mistral"),
-        (_two_way, r"family 'roberta' is not supported: it is not causal: a token has a share in the logits of an earlier"),
+        (_other_scale, r"family 'cohere2_moe' is not supported: its logits are not what its head makes.*llama, mistral"),
+        (_two_way, r"family 'electra' is not supported: it is not causal: a token has a share in the logits of an earlier"),
         (_t5, r"family 't5' is an encoder-decoder"),
         (lambda: tiny_model("llama").model, r"LlamaModel of family 'llama' has no module 'model'; a model with its causal"),
         (lambda: nn.Linear(2, 2), r"family 'Linear' is not supported: it has no linear language-model head"),
@@ -359,17 +400,35 @@ def test_a_model_whose_stream_is_not_found_is_refused(build: Callable[[], nn.Mod
 @pytest.mark.parametrize(
     ("family", "setting", "message"),
     [
-        ("bert", {"is_decoder": True}, "bert configured as a decoder"),
-        ("bert", {"chunk_size_feed_forward": 2}, "chunk_size_feed_forward"),
+        *((family, {"is_decoder": True}, f"{family} configured as a decoder") for family in sorted(POST_LN)),
+        *((family, {"chunk_size_feed_forward": 2}, f"{family} with chunk_size_feed_forward") for family in sorted(POST_LN)),
+        ("falcon-new", {"parallel_attn": False}, "falcon with new_decoder_architecture and without parallel_attn"),
+        ("falcon", {"parallel_attn": False}, "block 0 of this falcon has no module 'post_attention_layernorm'"),
+        ("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2}, "block 0 .* no module 'ln_attn'"),
+        ("stablelm-parallel", {"use_parallel_residual": False}, "no module 'post_attention_layernorm'"),
     ],
-    ids=["decoder", "chunked"],
 )
-def test_bert_outside_its_description_is_refused(family: str, setting: dict[str, object], message: str):
+def test_a_configuration_outside_its_description_is_refused(family: str, setting: dict[str, object], message: str):
     model = tiny_model(family)
     for name, value in setting.items():
         setattr(model.config, name, value)
     with pytest.raises(UnsupportedModelError, match=message):
         describe_model(model)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: transformers.RobertaForCausalLM(tiny_model("roberta").config),
+        lambda: transformers.BertLMHeadModel(tiny_model("bert").config),
+        lambda: transformers.BertForPreTraining(tiny_model("bert").config),
+        lambda: tiny_model("xlm-roberta").roberta,
+    ],
+    ids=["causal roberta", "causal bert", "pretraining", "no head"],
+)
+def test_an_encoder_that_is_no_masked_language_model_is_refused(build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(UnsupportedModelError, match="is no masked language model; a model with its masked language-model head"):
+        describe_model(build())
 
 
 def test_a_parameter_without_a_place_is_refused():
@@ -427,16 +486,16 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def test_a_model_that_cannot_be_differentiated_is_refused_by_name() -> None:
-    model = _falcon()
-    model.transformer.h[1].register_forward_hook(lambda _m, _a, out: (_Undifferentiable.apply(stream_of(out)), *out[1:]))
+    model = _bloom()
+    model.transformer.h[1].register_forward_hook(lambda _m, _a, out: (_Undifferentiable.apply(stream_of(out)),))
     with pytest.raises(
-        UnsupportedModelError, match=r"'falcon' is not supported: it cannot be differentiated.*no backward kernel"
+        UnsupportedModelError, match=r"'bloom' is not supported: it cannot be differentiated.*no backward kernel"
     ):
         describe_model(model)
 
 
 def test_a_trial_pass_that_fails_is_refused_by_name() -> None:
-    model = _falcon()
+    model = _bloom()
     model.lm_head.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("mat1 and mat2")))
-    with pytest.raises(UnsupportedModelError, match=r"family 'falcon' is not supported: a trial pass failed: mat1 and mat2"):
+    with pytest.raises(UnsupportedModelError, match=r"family 'bloom' is not supported: a trial pass failed: mat1 and mat2"):
         describe_model(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from probes.taps import input_of, stream_of
 from probes.text import IGNORED, TokenBatch
 from tests.probes._models import perturbed, random_ids, small_config
 from tests.probes._naive_removal import next_token_batch
-from tests.probes._tiny import FAMILIES, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, tiny_ids, tiny_model, tolerance
 
 
 def streams_of(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor], Tensor]:
@@ -29,7 +30,7 @@ def streams_of(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> t
     boundaries: dict[int, Tensor] = {}
     branches: dict[int, Tensor] = {}
     handles = [_keep(model, b.tap, boundaries, i) for i, b in enumerate(layout.boundaries)]
-    handles += [_keep(model, s.branch, branches, i) for i, s in enumerate(layout.sublayers)]
+    handles += [_keep(model, s.branch, branches, i, Tensor.clone) for i, s in enumerate(layout.sublayers)]  # before falcon's +=
     hidden = layout.head.backbone(batch.inputs)
     logits = layout.head.logits(hidden.flatten(0, 1))
     for handle in handles:
@@ -39,13 +40,15 @@ def streams_of(model: nn.Module, layout: ResidualLayout, batch: TokenBatch) -> t
     return [boundaries[i] for i in range(n_boundaries)], [branches[i] for i in range(len(branches))], loss
 
 
-def _keep(model: nn.Module, tap: Tap, into: dict[int, Tensor], index: int) -> object:
+def _keep(
+    model: nn.Module, tap: Tap, into: dict[int, Tensor], index: int, seen: Callable[[Tensor], Tensor] = lambda t: t
+) -> object:
     module = model.get_submodule(tap.module)
     if tap.side is Side.INPUT:
         return module.register_forward_pre_hook(
             lambda _, args, kwargs: into.__setitem__(index, input_of(args, kwargs)), with_kwargs=True
         )
-    return module.register_forward_hook(lambda _, __, output: into.__setitem__(index, stream_of(output)))
+    return module.register_forward_hook(lambda _, __, output: into.__setitem__(index, seen(stream_of(output))))
 
 
 def estimates(model: nn.Module, kind: str, *batches: TokenBatch, span: int = 1) -> RemovalEstimates:
@@ -66,7 +69,7 @@ def assert_taylor_is_the_gradient_times_the_update(model: nn.Module, batch: Toke
         blocks.append(-float(gradients[after].flatten() @ update))
     for i, sublayer in enumerate(layout.sublayers):
         difference = streams[sublayer.boundary_out].flatten() - streams[sublayer.boundary_in].flatten()
-        update = branches[i].flatten() if sublayer.combine is None else difference
+        update = sublayer.added(branches[i]).flatten() if sublayer.combine is None else difference
         sublayers.append(-float(gradients[sublayer.boundary_out].flatten() @ update))
     assert estimates(model, "block", batch).taylor == pytest.approx(blocks, rel=1e-8, abs=1e-10)
     assert estimates(model, "sublayer", batch).taylor == pytest.approx(sublayers, rel=1e-8, abs=1e-10)
@@ -127,7 +130,8 @@ def test_proxies_gathered_on_the_way_are_those_of_the_whole_pass(family: str, ki
     expected = estimate_removals(runner, batches, units)
     assert proxies.estimates.taylor == ()
     for name in ESTIMATES[1:]:
-        assert getattr(proxies.estimates, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-12)
+        same = pytest.approx(getattr(expected, name), rel=tolerance(family, 1e-9), abs=1e-12)
+        assert getattr(proxies.estimates, name) == same
     assert not any(proxies._kept)  # nothing is held for units that have ended
 
 

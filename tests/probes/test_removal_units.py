@@ -72,3 +72,20 @@ def test_an_index_out_of_range(layout) -> None:
 def test_an_unknown_kind(layout) -> None:
     with pytest.raises(RemovalError, match="unknown unit 'head'; known: block, sublayer, attn, ffn"):
         removal_units(layout, "head")
+
+
+@pytest.mark.parametrize("family", ["cohere", "gptj", "phi", "falcon", "stablelm-parallel"])
+def test_a_norm_that_the_rest_of_the_block_reads_is_not_removed(family: str) -> None:
+    layout = describe_model(tiny_model(family))
+    shared = layout.sublayers[0].norms[0].module
+    assert layout.sublayers[1].norms[0].module == shared
+    attention, ffn = removal_units(layout, "attn")[0], removal_units(layout, "ffn")[0]
+    assert shared in layout.sublayers[0].modules
+    assert shared not in (*attention.modules, *ffn.modules, *layout.sublayers[1].modules)
+    assert joint_unit(layout, "sublayer", [0, 1]).modules == (layout.blocks[0],)
+
+
+def test_norms_of_its_own_go_with_a_parallel_sublayer() -> None:
+    layout = describe_model(tiny_model("falcon-new"))
+    assert [name.rpartition(".")[2] for name in removal_units(layout, "attn")[0].modules] == ["self_attention", "ln_attn"]
+    assert [name.rpartition(".")[2] for name in removal_units(layout, "ffn")[0].modules] == ["mlp", "ln_mlp"]

@@ -22,7 +22,7 @@ from probes.streaming.gradients import measure_streamed_gradient_norms
 from probes.streaming.model import open_streamed
 from tests.probes._gguf import gguf_model, write_gguf
 from tests.probes._models import small_config
-from tests.probes._tiny import N_BLOCKS, tiny_ids, tiny_model
+from tests.probes._tiny import FAMILIES, N_BLOCKS, tiny_ids, tiny_model
 from tests.probes.streaming._streamed import assert_same_norms, predicting, saved_family, two_batches
 
 INDEX = "model.safetensors.index.json"
@@ -142,12 +142,24 @@ def test_an_own_model_with_another_tensor_is_refused(tmp_path: Path) -> None:
         open_streamed(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dtypes_and_tables_are_those_of_the_model_in_memory(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Positions in bfloat16 would be wrong from a few hundred on; routers and norms that a family keeps in float32 stay so."""
+    tiny_model(family, torch.float32).save_pretrained(tmp_path)
+    whole = load_checkpoint(tmp_path, dtype=dtype).model
+    with open_streamed(tmp_path, dtype=dtype) as streamed:
+        assert {n: p.dtype for n, p in streamed.model.named_parameters()} == {n: p.dtype for n, p in whole.named_parameters()}
+        tables = dict(streamed.model.named_buffers())
+    for name, buffer in whole.named_buffers():
+        assert tables[name].dtype == buffer.dtype
+        assert torch.equal(tables[name], buffer)
+
+
 def test_a_family_whose_stream_is_found_by_running_it_is_refused(tmp_path: Path) -> None:
-    config = transformers.StableLmConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4
-    )
-    transformers.StableLmForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"family 'stablelm' cannot be streamed.*llama, mistral"):
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=4)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"family 'bloom' cannot be streamed.*llama, mistral"):
         open_streamed(tmp_path)
 
 
