@@ -366,8 +366,8 @@ def check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
         trained = (getattr(config, "architectures", None) or [""])[0]
         if trained and not trained.endswith(_WITH_HEAD):
             raise CheckpointError(
-                f"{place} lacks tensor '{missing[0]}'{more}: config.json says architectures = [\"{trained}\"], a model "
-                "without a language-model head, as sentence encoders are; no loss is defined without one: use a checkpoint with it"
+                f"{place} lacks tensor '{missing[0]}'{more}: config.json says architectures = [\"{trained}\"], a "
+                "model without a language-model head, as sentence encoders are; it has no loss: use a checkpoint with a head"
             )
         tie = (
             "" if getattr(config, "tie_word_embeddings", False) else "; config.json says the head is not tied to the embedding"
