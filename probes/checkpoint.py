@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 
+from probes.config_fields import check_config_fields
 from probes.device import resolve_device
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
+from probes.foreign_files import check_content
 from probes.gguf_file import GgufFile, read_gguf
 from probes.layout import ResidualLayout
-from probes.loading import Loaded, gguf_parsed_once, load_gguf, load_safetensors, quietly
-from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
+from probes.loading import Loaded, folder_config, gguf_parsed_once, load_gguf, load_safetensors, quietly
+from probes.tokenization import TOKENIZER_FILES, ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
 from probes.weight_files import WeightFiles, find_weight_files, read_json
 
 if TYPE_CHECKING:
@@ -196,8 +198,12 @@ def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Che
     float_dtypes = files.float_dtypes
     if not float_dtypes:
         raise CheckpointError(f"{path} holds no floating-point tensor")
+    fields = check_config_fields(folder / "config.json", settings, folder_config(folder))
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            check_content(folder / name)
     loaded = loaders.safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
-    warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
+    warnings = files.warnings + fields + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
     tokenizer, lacking = folder_tokenizer(folder, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + lacking)
 
@@ -214,6 +220,11 @@ def _read_settings(folder: Path) -> Mapping[str, Any]:
     family = settings.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"{path} does not say its model_type")
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds a model and an adapter beside it (adapter_config.json), which is not applied here: merge it first "
+            "(peft's merge_and_unload, then save_pretrained), or move the adapter away to measure the model without it"
+        )
     quantisation = settings.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method", "unnamed") if isinstance(quantisation, dict) else quantisation

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from probes.errors import CheckpointError
+from probes.foreign_files import check_content
 
 __all__ = ["GgufFile", "GgufTensor", "read_gguf"]
 
@@ -123,11 +124,12 @@ def read_gguf(path: Path) -> GgufFile:
     except RecursionError as error:
         raise CheckpointError(f"{path} has a corrupt header: its arrays are nested too deeply") from error
     except ValueError as error:  # an empty file cannot be mapped
-        raise CheckpointError(f"{path} is empty") from error
+        raise CheckpointError(f"{path} is empty: fetch it again") from error
 
 
 def _parse(path: Path, cursor: _Cursor, size: int) -> GgufFile:
     if cursor.bytes(4) != b"GGUF":
+        check_content(path)
         raise CheckpointError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
     version = cursor.integer("I")
     if version not in _VERSIONS:

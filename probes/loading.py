@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from probes.config_fields import check_leftover_tensors
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
@@ -41,6 +42,7 @@ __all__ = [
     "unused_tensors",
 ]
 
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining", "LMHead")
 _FAR_MORE = 8
 _MODEST_DEPTH = 256
 _ATTENTIONS = (None, "eager", "sdpa")
@@ -131,9 +133,7 @@ def load_safetensors(
     if isinstance(device_map, dict):
         check_placement(device_map, _skeleton(f"config.json in {folder}", config, model_class))
     with contextlib.ExitStack() as stack:
-        tensors = {
-            name: tensor for path in files.files for name, tensor in _tensors(stack, path) if files.tensors[name].file == path
-        }
+        tensors = _tensors(stack, files)
         noticed = _drop_stale_duplicates(model_class, config, tensors)
         try:
             model, info = model_class.from_pretrained(
@@ -148,7 +148,7 @@ def load_safetensors(
         except Exception as error:  # whatever the family's code raises at values or weights it did not expect
             raise CheckpointError(f"the weights in {folder} do not fit its config.json: {_reason(error)}") from error
     check_complete(folder, info, config)
-    return Loaded(model, attention + noticed + unused_tensors(info["unexpected_keys"]))
+    return Loaded(model, attention + noticed + unused_tensors(folder, info["unexpected_keys"], config))
 
 
 def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
@@ -321,13 +321,15 @@ def language_model_class(config: Any) -> Any:
     return mapping[type(config)]
 
 
-def _tensors(stack: contextlib.ExitStack, path: Path) -> Iterable[tuple[str, Tensor]]:
-    """Tensors mapped from the file: memory is taken when a value is read."""
-    try:
-        file = stack.enter_context(safe_open(path, framework="pt"))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
-    return ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - not a mapping
+def _tensors(stack: contextlib.ExitStack, files: WeightFiles) -> dict[str, Tensor]:
+    """Tensors mapped from their files: memory is taken when a value is read."""
+    opened = {}
+    for path in files.files:
+        try:
+            opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+    return {name: opened[stored.file].get_tensor(stored.stored_as) for name, stored in files.tensors.items()}
 
 
 def _drop_stale_duplicates(model_class: Any, config: Any, tensors: dict[str, Tensor]) -> tuple[str, ...]:
@@ -361,15 +363,22 @@ def check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
     missing = sorted(info["missing_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        trained = (getattr(config, "architectures", None) or [""])[0]
+        if trained and not trained.endswith(_WITH_HEAD):
+            raise CheckpointError(
+                f"{place} lacks tensor '{missing[0]}'{more}: config.json says architectures = [\"{trained}\"], a "
+                "model without a language-model head, as sentence encoders are; it has no loss: use a checkpoint with a head"
+            )
         tie = (
             "" if getattr(config, "tie_word_embeddings", False) else "; config.json says the head is not tied to the embedding"
         )
         raise CheckpointError(f"{place} lacks tensor '{missing[0]}'{more}{tie if missing[0].startswith('lm_head') else ''}")
 
 
-def unused_tensors(names: Iterable[str]) -> tuple[str, ...]:
-    """The warning for tensors that the model does not use, if there are any."""
+def unused_tensors(place: Path, names: Iterable[str], config: Any) -> tuple[str, ...]:
+    """The warning for tensors that the model does not use, if there are any; norms and scales of its blocks are refused."""
     unused = sorted(names)
+    check_leftover_tensors(place, unused, getattr(config, "num_hidden_layers", 0))
     if not unused:
         return ()
     return (f"{len(unused)} tensor(s) of the file belong to no part of the model and are not used (first: {unused[0]})",)

@@ -22,6 +22,7 @@ from keel_theory.depth_expression import DepthExpressionError
 from keel_theory.spec import SchemeError
 from probes.config import ComputeDtype, ConfigError, ModelConfig, count_parameters
 from probes.errors import CheckpointError, OutputError
+from probes.foreign_files import unwrapped_names
 from probes.model import Transformer
 
 __all__ = ["FORMAT_VERSION", "check_origin", "check_stored", "load_model", "parse_config", "read_config", "save_model"]
@@ -199,7 +200,8 @@ def check_stored(stored: Mapping[str, tuple[str, int]], config: ModelConfig, pat
 
 @torch.no_grad()
 def _fill(model: Transformer, file: Any, path: Path) -> None:
-    parameters, stored = dict(model.named_parameters()), set(file.keys())
+    parameters, (stored_as, _) = dict(model.named_parameters()), unwrapped_names(file.keys())
+    stored = set(stored_as)
     for problem, names in (("lacks", set(parameters) - stored), ("holds unknown", stored - set(parameters))):
         if names:
             shown = ", ".join(sorted(names)[:3])
@@ -207,7 +209,7 @@ def _fill(model: Transformer, file: Any, path: Path) -> None:
                 f"{path} {problem} tensor(s): {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
             )
     for name, parameter in parameters.items():
-        tensor = file.get_tensor(name)
+        tensor = file.get_tensor(stored_as[name])
         if tensor.shape != parameter.shape:
             raise CheckpointError(
                 f"{path}: {name} has shape {tuple(tensor.shape)}, the configuration needs {tuple(parameter.shape)}"

@@ -7,10 +7,18 @@ from typing import Protocol
 
 from probes.errors import CheckpointError, TextError
 
-__all__ = ["ByteTokenizer", "FastTokenizer", "MissingTokenizer", "Tokenizer", "folder_tokenizer", "gguf_tokenizer"]
+__all__ = [
+    "TOKENIZER_FILES",
+    "ByteTokenizer",
+    "FastTokenizer",
+    "MissingTokenizer",
+    "Tokenizer",
+    "folder_tokenizer",
+    "gguf_tokenizer",
+]
 
 N_BYTES = 256
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 class Tokenizer(Protocol):
@@ -121,7 +129,7 @@ class MissingTokenizer:
 
 def folder_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, tuple[str, ...]]:
     """The tokenizer of a checkpoint folder, and warnings: fast tokenizers only, and no code from the folder is run."""
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return _fallback(vocab_size, str(folder), "no tokenizer file")
     return _load(folder, {}, vocab_size, str(folder))
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from probes.errors import CheckpointError
+from probes.foreign_files import check_content, check_tensor_names, foreign_weights, unwrapped_names
 
 __all__ = ["StoredTensor", "WeightFiles", "find_weight_files", "read_json", "read_safetensors_header"]
 
@@ -32,12 +33,14 @@ class StoredTensor:
         dtype: its type, as safetensors calls it.
         shape: its shape.
         start: position of its first byte in the file.
+        stored_as: its name in the file, which may have a wrapper's prefix.
     """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int = 0
+    stored_as: str = ""
 
     @property
     def size(self) -> int:
@@ -100,6 +103,8 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     Raises:
         CheckpointError: if the file is missing, unreadable, or not a JSON object.
     """
+    if path.is_file():
+        check_content(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -125,6 +130,8 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     Raises:
         CheckpointError: if the file is truncated, its header corrupt, or a type is one this reader does not load.
     """
+    if path.is_file():
+        check_content(path)
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size
@@ -186,7 +193,7 @@ def _described(path: Path, name: str, entry: Any, data_start: int) -> StoredTens
         raise CheckpointError(f"tensor '{name}' in {path} has type {dtype}; use an unquantised checkpoint (F32, F16, BF16)")
     if stop - start != math.prod(shape) * _BITS[dtype] // 8:
         raise CheckpointError(f"{path} has a corrupt header: tensor '{name}' {tuple(shape)} {dtype} takes {stop - start} bytes")
-    return StoredTensor(path, dtype, tuple(shape), data_start + start)
+    return StoredTensor(path, dtype, tuple(shape), data_start + start, name)
 
 
 def _is_count(value: object) -> bool:
@@ -215,8 +222,17 @@ def find_weight_files(place: Path) -> WeightFiles:
 
     Raises:
         CheckpointError: if there are no safetensors, a shard is missing whose tensors no other file holds, a tensor of the
-            index is in no file, or a file is damaged.
+            index is in no file, a file is damaged, or the weights are quantised or an adapter.
     """
+    files = _found_weight_files(place)
+    check_tensor_names(place, files.tensors)
+    plain, remark = unwrapped_names(files.tensors)
+    if remark is None:
+        return files
+    return WeightFiles({name: files.tensors[stored] for name, stored in plain.items()}, (*files.warnings, remark))
+
+
+def _found_weight_files(place: Path) -> WeightFiles:
     if place.is_file():
         return WeightFiles(read_safetensors_header(place))
     present = sorted(place.glob("*.safetensors"))
@@ -302,4 +318,7 @@ def _nothing_to_read(folder: Path) -> str:
             f"{folder} holds weights only as a pickle ({pickles[0]}); unpickling runs code from the file, so it is never done. "
             "Convert it once where you trust it: load it with transformers and call save_pretrained, which writes safetensors"
         )
+    foreign = foreign_weights(folder)
+    if foreign is not None:
+        return foreign
     return f"{folder} holds no .safetensors file; a checkpoint folder needs config.json and model.safetensors (or shards)"

@@ -368,7 +368,7 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"only as a pickle \(pytorch_model-00001-of-00002.bin\); unpickling runs code",
     ),
     "two loose files": (two_loose_files, r"holds 2 safetensors files and no model\.safetensors\.index\.json"),
-    "empty": (lambda f: truncate(f / "model.safetensors", 0), r"model\.safetensors is truncated: 0 bytes"),
+    "empty": (lambda f: truncate(f / "model.safetensors", 0), r"model\.safetensors is empty: fetch it again"),
     "cut in the header": (lambda f: truncate(f / "model.safetensors", 60), r"is truncated: 60 bytes, shorter than its header"),
     "cut in the data": (
         lambda f: truncate(f / "model.safetensors", 30_000),
