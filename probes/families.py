@@ -403,6 +403,7 @@ def _head(model: nn.Module, family: Family) -> Head:
         linear=projection if family.linear_head else None,
         softcap=softcap,
         modules=tuple(module for module in family.head if _has(model, module)),
+        in_backbone=tuple(module for module in family.head[1:] if _has(model, module)),
     )
 
 

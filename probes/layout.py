@@ -125,6 +125,8 @@ class Head:
         linear: the module whose ``weight`` (V, D) and ``bias`` give the logits when they are one linear map (apart from
             ``softcap``), else None.
         softcap: c where the model computes c * tanh(linear / c), else None.
+        in_backbone: those of ``modules`` that the backbone runs itself, after the final norm, in forward order (OPT's last
+            projection): ``logits`` does not run them again.
         modules: dotted names of the modules that own the head's parameters (a tied weight belongs to the embedding too).
     """
 
@@ -133,6 +135,7 @@ class Head:
     linear: nn.Module | None
     modules: tuple[str, ...]
     softcap: float | None = None
+    in_backbone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
