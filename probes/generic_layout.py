@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from probes.errors import UnsupportedModelError
 from probes.layout import BlockKind, Boundary, Head, NormSite, Objective, ResidualLayout, Side, SublayerLayout, Tap
+from probes.measurable import check_materialised
 from probes.taps import input_of, stream_of
 
 __all__ = ["generic_layout"]
@@ -75,6 +76,8 @@ def generic_layout(model: nn.Module, family: str, supported: tuple[str, ...]) ->
         reason, cause = f"{error}{_other_dtype(model)}", error.__cause__ or error
     except _NotProvedError as error:
         reason, cause = str(error), error
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # whatever a family needs that is not known here
         reason, cause = f"a trial pass failed: {_told(error)}{_other_dtype(model)}", error
     raise UnsupportedModelError(
@@ -90,10 +93,13 @@ def _told(error: Exception) -> str:
 def _other_dtype(model: nn.Module) -> str:
     """What to try where a family computes partly in float32, whatever its weights are."""
     dtype = next(model.parameters()).dtype
-    return "" if dtype is torch.float32 else f"; tried in {dtype}, and the family may work in float32 alone: use --dtype float32"
+    return (
+        "" if dtype is torch.float32 else f"; tried in {dtype}, and the family may work in float32 alone: use --dtype float32"
+    )
 
 
 def _proved_layout(model: nn.Module, family: str) -> ResidualLayout:
+    check_materialised(model)
     linear, backbone = _head_and_backbone(model)
     blocks, objective = _block_names(model), _objective(model)
     with _finite_weights(model):

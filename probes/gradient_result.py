@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from probes.norms import Status, combine_norms, reading_of
+from probes.stored_json import json_ready
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,7 +277,6 @@ class GradientNorms:
 
     def to_dict(self) -> dict[str, object]:
         """The result as JSON-ready data; values that are not finite are null, their status says why."""
-        rows = [{k: _finite(v) for k, v in row.items()} for row in self._rows()]
         constant = (
             "family",
             "objective",
@@ -293,21 +293,23 @@ class GradientNorms:
                 "name": p.name,
                 "also_named": list(p.also_named),
                 "n_entries": p.n_entries,
-                "weight_norm": _finite(p.weight_norm),
-                "grad_norm": _finite(p.grad_norm.value),
+                "weight_norm": p.weight_norm,
+                "grad_norm": p.grad_norm.value,
                 "status": p.grad_norm.status.value,
             }
             for p in self.parameters
         ]
-        return {
+        record = {
             **{name: getattr(self, name) for name in constant},
             "batch_shape": list(self.batch_shape),
             "verdict": self.verdict(),
             "idle_experts": {name: list(experts) for name, experts in self.idle_experts.items()},
             "norm_gains": {name: gain for s in self.sublayers for name, gain in s.norm_gains.items()},
-            "rows": rows,
+            "rows": list(self._rows()),
             "parameters": parameters,
         }
+        ready: dict[str, object] = json_ready(record)
+        return ready
 
     def verdict(self) -> list[str]:
         """What the numbers say, in sentences with numbers."""
@@ -412,10 +414,6 @@ def _part_rows(place: tuple[str, int, int, int, str], part: PartReading) -> Iter
     yield _row(*place, "param_grad_norm", part.grad_norm, _GRADIENT_UNIT)
     yield _row(*place, "weight_norm", weight, "1")
     yield _row(*place, "grad_to_weight", part.grad_to_weight, _GRADIENT_UNIT)
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ordinary(estimate: Estimate) -> bool:

@@ -13,6 +13,7 @@ from probes.norms import Status
 from probes.paired_bootstrap import Interval
 from probes.removal_estimates import ESTIMATES
 from probes.removal_units import Unit, UnitKind
+from probes.stored_json import json_ready
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,15 +194,17 @@ class LayerRemoval:
             "threshold",
             "effective_depth",
         )
-        return {
+        record = {
             **{name: getattr(self, name) for name in constant},
             "unit": self.unit.value,
             "removable": None if self.removable is None else _cost_dict(self.removable),
-            "rank_correlations": {name: _finite(value) for name, value in self.rank_correlations.items()},
+            "rank_correlations": self.rank_correlations,
             "verdict": self.verdict(),
             "modules": {c.unit.name: list(c.unit.modules) for c in (*self.costs, *self.joint, *self.named)},
-            "rows": [{key: _finite(value) for key, value in row.items()} for row in self._rows()],
+            "rows": list(self._rows()),
         }
+        ready: dict[str, object] = json_ready(record)
+        return ready
 
     def verdict(self) -> list[str]:
         """What the numbers say, in sentences with numbers."""
@@ -307,10 +310,10 @@ def _cost_dict(cost: UnitCost) -> dict[str, object]:
     return {
         "name": cost.unit.name,
         "modules": list(cost.unit.modules),
-        "loss": _finite(cost.loss.value),
-        "delta_loss": _finite(cost.delta_loss.value),
-        "standard_error": _finite(cost.delta_loss.standard_error),
-        "delta_perplexity": _finite(cost.delta_perplexity.value),
+        "loss": cost.loss.value,
+        "delta_loss": cost.delta_loss.value,
+        "standard_error": cost.delta_loss.standard_error,
+        "delta_perplexity": cost.delta_perplexity.value,
     }
 
 
@@ -324,10 +327,6 @@ def _values(metric: str, interval: Interval, unit: str) -> dict[str, object]:
         "status": interval.status.value,
         "unit": unit,
     }
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _few(names: list[str], most: int = 5) -> str:

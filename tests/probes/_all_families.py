@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import string
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -59,7 +60,9 @@ _FOUR_BLOCKS = {"num_hidden_layers": 4}  # every fourth block attends
 _MAMBA_BESIDE = {"mamba_d_head": 8, "mamba_n_heads": 4}
 _TWICE_AS_WIDE = {"attention_hidden_size": 32, "attention_head_dim": 8}  # attention reads stream and embedding side by side
 _OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _MULTI_HEAD),
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _MULTI_HEAD
+    ),
     **dict.fromkeys(("longcat_flash", "minicpm3", "sarvam_mla", "youtu", "dots3_note_text", "esmc"), _MULTI_HEAD),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "bailing_hybrid"), _FOUR_BLOCKS),
     **dict.fromkeys(("kimi_linear", "lfm2_moe"), _FOUR_BLOCKS),
@@ -77,9 +80,15 @@ _OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"]},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 3, "pad_token_id": 0},
     "xmod": {"default_language": "en_XX"},
-    "reformer": {"axial_pos_embds_dim": (8, 8), "axial_pos_shape": (4, 3), "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4},
+    "reformer": {
+        "axial_pos_embds_dim": (8, 8),
+        "axial_pos_shape": (4, 3),
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+    },
     "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], **_TWICE_AS_WIDE},
     "neomme": {"head_dim": 16},
+    "mobilebert": {"embedding_size": 8},
     "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0, "v_dim_factor": 1.0},
     "rwkv": {"attention_hidden_size": 16},
 }
@@ -146,9 +155,9 @@ def tiny_of_kind(kind: str, dtype: torch.dtype) -> nn.Module:
 
 
 def save_tiny(kind: str, folder: Path) -> None:
-    """The float32 model as a checkpoint, with a tokenizer of one token per word, ``w4`` to ``w63``."""
+    """The float32 model as a checkpoint, with a tokenizer of one token per letter."""
     tiny_of_kind(kind, torch.float32).save_pretrained(folder)
-    words = {"[UNK]": 0, "[MASK]": 3} | {f"w{i}": i for i in range(VOCAB) if i not in (0, 3)}
-    backend = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    backend.pre_tokenizer = Whitespace()
+    symbols = ("[UNK]", "<s>", "</s>", "[MASK]", *string.ascii_letters)
+    backend = Tokenizer(BPE({symbol: i for i, symbol in enumerate(symbols)}, [], unk_token="[UNK]"))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", mask_token="[MASK]").save_pretrained(folder)
