@@ -228,7 +228,7 @@ class _Summary:
     def _sublayer(self, index: int, sublayer: SublayerLayout) -> SublayerReading:
         def ratio(c: Capture) -> Tensor | None:
             branch, stream = c.branch_rms.get(index), c.stream_rms.get(sublayer.boundary_in)
-            return None if branch is None or stream is None else branch / stream
+            return None if branch is None or stream is None or (branch == 0 and stream == 0) else branch / stream
 
         part = self._part(f"block {sublayer.block} {sublayer.kind.value}", sublayer.modules)
         return SublayerReading(

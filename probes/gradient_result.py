@@ -29,6 +29,7 @@ __all__ = [
 
 _SMALL_SHARE = 0.01
 _ALIKE = 0.95
+_FEWEST_BLOCKS = 2
 _GRADIENT_UNIT = "nats/token per unit"
 
 
@@ -325,6 +326,8 @@ class GradientNorms:
 
     def _across_depth(self) -> str:
         first, last = self.block_input(0).stream_grad, self.block_input(self.n_blocks - 1).stream_grad
+        if self.n_blocks == 1:
+            return f"Stream gradient at the input of the only block: {first:.3g}."
         if not (_ordinary(first) and _ordinary(last)):
             return f"Stream gradient at the input of block 0: {first:.3g}; at the input of the last block: {last:.3g}."
         return f"Stream gradient at the input of block 0 is {_factor(first.value / last.value)}x that at the last block."
@@ -332,13 +335,15 @@ class GradientNorms:
     def _small_blocks(self) -> str:
         grads = self.block_grads
         finite = [grad.value for grad in grads if math.isfinite(grad.value)]
-        if not finite:
+        median = statistics.median(finite) if len(finite) >= _FEWEST_BLOCKS else 0.0
+        if not median:  # of too few, or zero: nothing is small beside it
             return ""
-        median = statistics.median(finite)
         small = [b for b, grad in enumerate(grads) if math.isfinite(grad.value) and grad.value < _SMALL_SHARE * median]
+        over = "blocks" if len(finite) == len(grads) else f"the {len(finite)} blocks of {len(grads)} that have a finite one"
         if not small:
-            return f"No block's parameter gradient is below {_SMALL_SHARE:.0%} of the median over blocks ({median:.3g})."
-        return f"Parameter gradient below {_SMALL_SHARE:.0%} of the median over blocks ({median:.3g}) in {_blocks(small)}."
+            none = "No block's parameter gradient is" if len(finite) == len(grads) else "No finite parameter gradient is"
+            return f"{none} below {_SMALL_SHARE:.0%} of the median over {over} ({median:.3g})."
+        return f"Parameter gradient below {_SMALL_SHARE:.0%} of the median over {over} ({median:.3g}) in {_blocks(small)}."
 
     def _shortcut_against_full(self) -> str:
         top = self.boundaries[self.sublayers[-1].boundary_out]
@@ -359,8 +364,12 @@ class GradientNorms:
         if not known:
             return ""
         most = max(known, key=lambda b: b.token_cosine.value)
-        word = "Tokens are nearly alike" if most.token_cosine.value > _ALIKE else "Tokens stay apart"
-        return f"{word}: the largest mean cosine between positions is {most.token_cosine.value:.3f} ({most.name})."
+        largest = f"the largest mean cosine between positions is {most.token_cosine.value:.3f} ({most.name})"
+        if most.token_cosine.value > _ALIKE:
+            return f"Tokens are nearly alike: {largest}."
+        if len(known) == len(stream):
+            return f"Tokens stay apart: {largest}."
+        return f"At the {len(known)} of {len(stream)} boundaries with a cosine {largest}; at the others none is known."
 
     def _not_numbers(self) -> Iterator[str]:
         for status, words in (

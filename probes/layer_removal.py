@@ -194,6 +194,7 @@ def measure_layer_removal(
         n_tokens=sum(batch.inputs.numel() for batch in data),
         n_predictions=sum(batch.n_predictions for batch in data),
         samples=samples.name,
+        n_samples=len(samples.counts),
         seed=seed,
         threshold=threshold,
         costs=costs[: len(units)],

@@ -375,7 +375,7 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
     lines = [
         headline(result, loaded),
         f"{result.n_tokens} tokens, {result.n_predictions} predicted, {text_name}; {result.dtype} on {result.device}",
-        f"full model: {result.loss:.4g} nats/token, perplexity {result.perplexity:.4g}; ± over {result.samples} (bootstrap)",
+        f"full model: {result.loss:.4g} nats/token, perplexity {_perplexity(result)}; ± over {result.samples} (bootstrap)",
         "",
         render(columns, [_row(cost) for cost in shown], wide=sys.stdout.isatty()),
         "",
@@ -409,11 +409,20 @@ def _shown(costs: Sequence[UnitCost]) -> list[UnitCost]:
     return [*costs[:edge], *sorted(middle, key=lambda cost: cost.unit.start), *costs[-edge:]]
 
 
+def _perplexity(result: LayerRemoval) -> str:
+    from probes.removal_result import perplexity_text
+
+    finite = math.isfinite(result.loss.value)
+    return perplexity_text(result.perplexity, ".4g") if finite else f"{result.perplexity:.4g}"
+
+
 def _row(cost: UnitCost) -> dict[str, object]:
+    from probes.removal_result import perplexity_text
+
     return {
         "removed": cost.unit.name,
         "Δ_nats/token": f"{cost.delta_loss:+.3g}",
-        "Δ_PPL": f"{cost.delta_perplexity:+.3g}",
+        "Δ_PPL": perplexity_text(cost.delta_perplexity, "+.3g"),
         **{name: f"{value:.3g}" for name, value in cost.estimates.items()},
     }
 

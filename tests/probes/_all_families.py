@@ -56,6 +56,7 @@ _SMALL: tuple[tuple[int, str], ...] = (
 _BY_NAME = {name: value for value, names in _SMALL for name in names.split()}
 
 _MULTI_HEAD = {"num_key_value_heads": 4}  # latent attention repeats no key
+_OWN_HEAD_WIDTH = {"head_dim": 4}
 _FOUR_BLOCKS = {"num_hidden_layers": 4}  # every fourth block attends
 _MAMBA_BESIDE = {"mamba_d_head": 8, "mamba_n_heads": 4}
 _TWICE_AS_WIDE = {"attention_hidden_size": 32, "attention_head_dim": 8}  # attention reads stream and embedding side by side
@@ -66,7 +67,7 @@ _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("longcat_flash", "minicpm3", "sarvam_mla", "youtu", "dots3_note_text", "esmc"), _MULTI_HEAD),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "bailing_hybrid"), _FOUR_BLOCKS),
     **dict.fromkeys(("kimi_linear", "lfm2_moe"), _FOUR_BLOCKS),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 4}),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), _OWN_HEAD_WIDTH),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), _MAMBA_BESIDE),
     "jamba": {"num_hidden_layers": 8},
     "mamba2": {"head_dim": 8, "num_heads": 4},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -179,22 +178,16 @@ def json_family(folder: Path) -> str:
 @pytest.mark.parametrize("kind", sorted(REFUSED))
 def test_families_without_a_layout_are_refused_by_name(kind: str) -> None:
     model = tiny_of_kind(kind, torch.float32)
-    try:
-        layout = describe_model(model)
-    except UnsupportedModelError as error:
-        assert re.search(REFUSED[kind], str(error)), error
-        assert family_of(kind).split("_")[0] in str(error)
-    else:
-        assert layout.n_blocks > 0
+    with pytest.raises(UnsupportedModelError, match=REFUSED[kind]) as refusal:
+        describe_model(model)
+    assert family_of(kind).split("_")[0] in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", sorted(set(TINY) - set(SINGLE)))
 def test_several_stacks_or_modalities_are_refused_by_name(kind: str) -> None:
     config = tiny_config(kind)
-    if getattr(config, "is_encoder_decoder", False):
-        reason = "is an encoder-decoder"
-    else:
-        reason = "is multimodal|has no language model"
+    two_stacks = getattr(config, "is_encoder_decoder", False)
+    reason = "is an encoder-decoder" if two_stacks else "is multimodal|has no language model"
     with pytest.raises(UnsupportedModelError, match=f"family '{config.model_type}' ({reason})"):
         language_model_class(config)
 

@@ -229,7 +229,7 @@ def test_a_gradient_of_exactly_zero_has_no_alignment_and_says_so() -> None:
 
 def test_a_stream_of_zero_has_no_cosine_with_it() -> None:
     model = _own("pre_ln")
-    silent = list(model.sublayers())[0].branch.function
+    silent = next(iter(model.sublayers())).branch.function
     silent.register_forward_hook(lambda _, args, out: 0 * out + 1)
     with torch.no_grad():
         model.embedding.weight.zero_()
