@@ -73,7 +73,10 @@ def layer_removal(
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
     seq_len: Annotated[
         int | None,
-        typer.Option(help=f"Tokens per sequence. [default: {_SEQ_LEN}, or the model's context if shorter]", show_default=False),
+        typer.Option(
+            help=f"Tokens per sequence, special ones included. [default: {_SEQ_LEN}, or the model's context if shorter]",
+            show_default=False,
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
     threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
