@@ -419,7 +419,7 @@ def _row(
 
 
 def _part_rows(place: tuple[str, int, int, int, str], part: PartReading) -> Iterator[dict[str, object]]:
-    weight = Estimate(part.weight_norm, 0.0, Status.OK)
+    weight = Estimate(part.weight_norm, 0.0, reading_of(part.weight_norm, 1, torch.float64).status)
     yield _row(*place, "param_grad_norm", part.grad_norm, _GRADIENT_UNIT)
     yield _row(*place, "weight_norm", weight, "1")
     yield _row(*place, "grad_to_weight", part.grad_to_weight, _GRADIENT_UNIT)

@@ -157,6 +157,8 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
     import matplotlib as mpl
 
     mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     from figures._style import save_figure
     from figures.gradient_norms import draw
 
@@ -166,6 +168,7 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
     figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"grad_norm.{suffix}")
+    plt.close(figure)
 
 
 def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:

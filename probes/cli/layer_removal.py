@@ -358,6 +358,8 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
     import matplotlib as mpl
 
     mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     from figures._style import save_figure
     from figures.layer_removal import draw
 
@@ -367,6 +369,7 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
     figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"layer_removal.{suffix}")
+    plt.close(figure)
 
 
 def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
@@ -420,13 +423,14 @@ def _perplexity(result: LayerRemoval) -> str:
 
 
 def _row(cost: UnitCost) -> dict[str, object]:
+    from probes.paired_bootstrap import Interval
     from probes.removal_result import perplexity_text
 
     return {
         "removed": cost.unit.name,
         "Δ_nats/token": f"{cost.delta_loss:+.3g}",
         "Δ_PPL": perplexity_text(cost.delta_perplexity, "+.3g"),
-        **{name: f"{value:.3g}" for name, value in cost.estimates.items()},
+        **{name: f"{Interval(value=value):.3g}" for name, value in cost.estimates.items()},
     }
 
 
