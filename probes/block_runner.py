@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from probes.errors import UnsupportedModelError
 from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
-from probes.taps import input_of, stream_of
+from probes.taps import input_of, same_values, stream_of
 
 __all__ = ["BlockCall", "BlockPass", "BlockRunner", "Entry", "Resident", "always_resident"]
 
@@ -33,6 +33,15 @@ Resident: TypeAlias = "Callable[[tuple[str, ...]], AbstractContextManager[object
 """Dotted module names -> a context in which their parameters are in place."""
 
 _CHECKED_TOKENS = 16
+_RETURNS: tuple[Callable[[Tensor], object], ...] = (
+    lambda stream: stream,
+    lambda stream: (stream,),
+    lambda stream: (stream, None),
+    lambda stream: (stream, None, None),
+)
+"""What a loop may expect of a block: the stream, or a tuple that begins with it (attention weights, a cache)."""
+_FOREIGN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""How a loop or block of a family fails on something that is not what it expected."""
 _CALLED = ("forward", "_forward_hooks", "_forward_pre_hooks")
 """What runs when a block is called; hooks that someone has set are left out while recording."""
 
@@ -140,9 +149,9 @@ class BlockRunner:
 
     @property
     def tail_modules(self) -> tuple[str, ...]:
-        """What stands between the last block and the head's logits, in forward order."""
+        """What the backbone runs after the last block, in forward order."""
         final = self.layout.final_norm
-        return (*(() if final is None else (final.module,)), *self.layout.head.modules[1:])
+        return (*(() if final is None else (final.module,)), *self.layout.head.in_backbone)
 
     @torch.no_grad()
     def enter(self, inputs_BT: Tensor) -> Entry:
@@ -227,23 +236,35 @@ class BlockRunner:
         ids = inputs_BT[:1, :_CHECKED_TOKENS]
         own = self.layout.head.backbone(ids).double()
         entry = self.enter(ids)
-        stream = entry.stream_BTD
-        for block in range(self.layout.n_blocks):
-            stream = self.run(block, stream, entry.calls)
-        difference = torch.linalg.vector_norm(self.tail(stream).double() - own) / torch.linalg.vector_norm(own)
-        tolerance = torch.finfo(stream.dtype).eps ** 0.5
+        hidden = self._last_hidden(entry)
+        difference = torch.linalg.vector_norm(hidden.double() - own) / torch.linalg.vector_norm(own)
+        tolerance = torch.finfo(hidden.dtype).eps ** 0.5
         if torch.isfinite(own).all() and not difference <= tolerance:
-            raise UnsupportedModelError(
-                f"family '{self.layout.family}' cannot be run block by block: its last hidden state differs by "
-                f"{float(difference):.2g} from the model's own (relative, at most {tolerance:.1g} is rounding); its blocks "
-                "exchange more than the residual stream"
+            raise self._not_alone(
+                f"its last hidden state differs by {float(difference):.2g} from the model's own (relative, at most "
+                f"{tolerance:.1g} is rounding); its blocks exchange more than the residual stream"
             )
+
+    def _last_hidden(self, entry: Entry) -> Tensor:
+        """What the head reads, from running the blocks one by one on what was recorded for them."""
+        stream = entry.stream_BTD
+        try:
+            for block in range(self.layout.n_blocks):
+                stream = self.run(block, stream, entry.calls)
+        except (*_FOREIGN, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise self._not_alone(f"a block needs more than the loop was seen to give it ({_reason(error)})") from error
+        return self.tail(stream)
+
+    def _not_alone(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"family '{self.layout.family}' cannot be run block by block: {why}")
 
     def _call(self, block: int, stream_RTD: Tensor, calls: Sequence[BlockCall]) -> Tensor:
         args, kwargs = calls[block].filled(stream_RTD)
         output = stream_of(self.model.get_submodule(self.layout.blocks[block])(*args, **kwargs))
         if output.shape != stream_RTD.shape or output.dtype != stream_RTD.dtype:
-            raise UnsupportedModelError(
+            raise self._not_alone(
                 f"'{self.layout.blocks[block]}' turns a stream of shape {tuple(stream_RTD.shape)}, {stream_RTD.dtype}, into "
                 f"{tuple(output.shape)}, {output.dtype}; a residual block keeps both"
             )
@@ -289,7 +310,8 @@ class BlockRunner:
 
     def _recorded(self, inputs_BT: Tensor) -> list[tuple[tuple[object, ...], dict[str, object]]]:
         """Arguments of every block. A block returns a tensor or a tuple that starts with one: whichever the loop carries on."""
-        for wrap in (lambda stream: stream, lambda stream: (stream,)):
+        why = "what a block returns is not what the next one reads"
+        for wrap in _RETURNS:
             calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
             with _identity_blocks([self.model.get_submodule(name) for name in self.layout.blocks], calls, wrap):
                 try:
@@ -298,9 +320,15 @@ class BlockRunner:
                     return calls
                 except _BrokenChainError:
                     continue
-        raise UnsupportedModelError(
-            f"family '{self.layout.family}' cannot be run block by block: what a block returns is not what the next one reads"
-        )
+                except _FOREIGN as error:
+                    if not calls:  # before the first block: nothing that a block returns
+                        raise
+                    why = f"its loop fails where blocks return the stream alone ({_reason(error)})"
+        raise self._not_alone(why)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
 def _keep(branches: dict[int, Tensor], index: int, sublayer: SublayerLayout, branch: Tensor) -> None:
@@ -327,7 +355,7 @@ def _identity_blocks(
         stream = input_of(args, kwargs)
         if calls:
             last = input_of(*calls[-1])
-            if stream is not last and not (stream.shape == last.shape and torch.equal(stream, last)):
+            if stream is not last and not same_values(stream, last):
                 raise _BrokenChainError
         calls.append((args, kwargs))
         if len(calls) == len(blocks):

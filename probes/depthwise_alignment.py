@@ -14,9 +14,11 @@ Source: Chen & Wei 2026, arXiv:2601.19895, Eqs. (29)-(34); the full gradient is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
@@ -26,20 +28,46 @@ from torch.utils.hooks import RemovableHandle
 
 from probes.errors import UnsupportedModelError
 from probes.layout import ResidualLayout, Side, SublayerLayout, Tap
+from probes.measurable import check_materialised
 from probes.preserve import eager, preserved, unwrapped
+from probes.stored_json import json_ready
 from probes.taps import input_of, stream_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DepthwiseAlignment", "SublayerAlignment", "measure_depthwise_alignment", "pooled"]
+__all__ = [
+    "METRICS",
+    "AlignmentStatus",
+    "DepthwiseAlignment",
+    "SublayerAlignment",
+    "measure_depthwise_alignment",
+    "pooled",
+]
+
+
+METRICS = ("alignment", "target_ratio", "target_stream_cosine", "stream_cosine", "step_ratio", "updated_share")
+"""What is measured of a sub-layer."""
+
+
+class AlignmentStatus(str, Enum):
+    """What a mean over positions is."""
+
+    MEASURED = "measured"
+    NO_UPDATE = "no update"
+    """The branch is exactly zero at every position: there is nothing to take a mean over."""
+    UNDEFINED = "undefined"
+    """A vector of the cosine, or what a size is divided by, is exactly zero at a position that has an update."""
+    NAN = "nan"
+    INF = "inf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SublayerAlignment:
     """One sub-layer; every number but the last is a mean over the positions that have an update, dimensionless.
 
-    None stands for "no update": the branch is zero at every position, and a cosine with it has no meaning.
+    None stands for "no update", where the branch is zero at every position and a cosine with it has no meaning, and for
+    "undefined", where something that the number is divided by is exactly zero at a position that has an update.
 
     Attributes:
         sublayer: 0-based position among all sub-layers.
@@ -63,6 +91,21 @@ class SublayerAlignment:
     step_ratio: float | None
     updated_share: float
 
+    def status(self, metric: str) -> AlignmentStatus:
+        """What the number of that name is."""
+        value: float | None = getattr(self, metric)
+        if value is None:
+            return AlignmentStatus.UNDEFINED if self.updated_share else AlignmentStatus.NO_UPDATE
+        if math.isfinite(value):
+            return AlignmentStatus.MEASURED
+        return AlignmentStatus.NAN if math.isnan(value) else AlignmentStatus.INF
+
+    def to_dict(self) -> dict[str, object]:
+        """The row as JSON-ready data: what is no finite number is null, and ``status`` says why."""
+        place = {"sublayer": self.sublayer, "block": self.block, "kind": self.kind}
+        values: dict[str, object] = json_ready({name: getattr(self, name) for name in METRICS})
+        return {**place, **values, "status": {name: self.status(name).value for name in METRICS}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthwiseAlignment:
@@ -79,16 +122,55 @@ class DepthwiseAlignment:
     sublayers: tuple[SublayerAlignment, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """Tidy rows, one per sub-layer and metric; status is ``measured``, or ``no update`` where there is no value."""
+        """Tidy rows, one per sub-layer and metric; status is a value of :class:`AlignmentStatus`, such as ``measured``."""
         import pandas as pd
 
-        wide = pd.DataFrame([{name: getattr(row, name) for name in SublayerAlignment.__slots__} for row in self.sublayers])
-        tidy = wide.melt(id_vars=["sublayer", "block", "kind"], var_name="metric", value_name="value")
-        tidy["value"] = tidy["value"].astype("float64")
-        tidy["status"] = tidy["value"].notna().map({True: "measured", False: "no update"})
-        tidy["unit"] = "dimensionless"
-        tidy.insert(0, "family", self.family)
-        return tidy.sort_values(["sublayer", "metric"], ignore_index=True)
+        rows = [
+            {
+                "family": self.family,
+                "sublayer": row.sublayer,
+                "block": row.block,
+                "kind": row.kind,
+                "metric": metric,
+                "value": math.nan if (value := getattr(row, metric)) is None else value,
+                "status": row.status(metric).value,
+                "unit": "dimensionless",
+            }
+            for row in self.sublayers
+            for metric in sorted(METRICS)
+        ]
+        return pd.DataFrame(rows)
+
+    def verdict(self) -> list[str]:
+        """What the numbers say: mean alignments of what was measured, and which sub-layers have none and why."""
+        return [*self._means(), *self._without_alignment()]
+
+    def _means(self) -> Iterator[str]:
+        by_kind: dict[str, list[float]] = {}
+        for row in self.sublayers:
+            if row.alignment is not None and row.status("alignment") is AlignmentStatus.MEASURED:
+                by_kind.setdefault(row.kind, []).append(row.alignment)
+        if by_kind:
+            means = (f"{kind} {sum(values) / len(values):.3f}" for kind, values in by_kind.items())
+            measured = sum(map(len, by_kind.values()))
+            of = "" if measured == len(self.sublayers) else f" (over the {measured} sub-layers that have one)"
+            yield f"Mean alignment: {', '.join(means)}{of}."
+
+    def _without_alignment(self) -> Iterator[str]:
+        for status, words in _WITHOUT.items():
+            places = [f"block {row.block} {row.kind}" for row in self.sublayers if row.status("alignment") is status]
+            if places:
+                shown = ", ".join(places[:_FEW]) + (", ..." if len(places) > _FEW else "")
+                yield f"{len(places)} of {len(self.sublayers)} sub-layers {words} ({shown})."
+
+
+_FEW = 3  # names in a sentence
+_WITHOUT = {
+    AlignmentStatus.NO_UPDATE: "have no update: their branch is zero",
+    AlignmentStatus.UNDEFINED: "have no alignment: at a position with an update their own gradient is exactly zero",
+    AlignmentStatus.NAN: "are not a number (NaN): nothing can be said of their alignment",
+    AlignmentStatus.INF: "are infinite: nothing can be said of their alignment",
+}
 
 
 def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> DepthwiseAlignment:
@@ -108,7 +190,8 @@ def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT
         One entry per sub-layer with a visible branch.
 
     Raises:
-        UnsupportedModelError: if no branch is visible, or a branch does not depend on the stream that the layout names.
+        UnsupportedModelError: if no branch is visible, a branch does not depend on the stream that the layout names, or
+            weights are on the meta device.
 
     Example:
         >>> from probes.config import tiny
@@ -119,6 +202,7 @@ def measure_depthwise_alignment(model: nn.Module, layout: ResidualLayout, ids_BT
         (True, 1.0)
     """
     model = unwrapped(model)
+    check_materialised(model)
     visible = [(i, s) for i, s in enumerate(layout.sublayers) if s.branch is not None]
     if not visible:
         raise UnsupportedModelError(
@@ -168,8 +252,13 @@ def _pooled_row(rows: Sequence[SublayerAlignment], n_tokens: Sequence[int]) -> S
     n_updated = [row.updated_share * n for row, n in zip(rows, n_tokens, strict=True)]
 
     def mean(name: str) -> float | None:
-        known = [(getattr(row, name), n) for row, n in zip(rows, n_updated, strict=True) if getattr(row, name) is not None]
-        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+        values = [(getattr(row, name), n) for row, n in zip(rows, n_updated, strict=True) if n]
+        numbers = [value for value, _ in values if value is not None]
+        if any(map(math.isnan, numbers)):
+            return math.nan
+        if not values or len(numbers) < len(values):
+            return None
+        return float(sum(value * n for value, n in values) / sum(n for _, n in values))
 
     return SublayerAlignment(
         sublayer=rows[0].sublayer,
@@ -194,16 +283,16 @@ def _target_term(x_BTD: Tensor, u_BTD: Tensor, place: str) -> Tensor:
 
 def _compare(place: _Place, x_BTD: Tensor, u_BTD: Tensor, target_BTD: Tensor) -> SublayerAlignment:
     x, u, target = (t.double() for t in (x_BTD, u_BTD, target_BTD))
-    size_u = u.norm(dim=-1)
-    mean = partial(_mean_where, size_u > 0)
+    updated = (u != 0).any(dim=-1)  # NaN is not zero
+    x, u, target = x[updated], u[updated], target[updated]
     return SublayerAlignment(
         **place,
-        alignment=mean(_cosine(u, u + target)),
-        target_ratio=mean(target.norm(dim=-1) / size_u),
-        target_stream_cosine=mean(_cosine(target, x)),
-        stream_cosine=mean(_cosine(u, x)),
-        step_ratio=mean(size_u / x.norm(dim=-1)),
-        updated_share=float((size_u > 0).double().mean()),
+        alignment=_mean(*_cosine(u, u + target)),
+        target_ratio=_mean(*_ratio(target, u)),
+        target_stream_cosine=_mean(*_cosine(target, x)),
+        stream_cosine=_mean(*_cosine(u, x)),
+        step_ratio=_mean(*_ratio(u, x)),
+        updated_share=float(updated.double().mean()),
     )
 
 
@@ -213,13 +302,29 @@ class _Place(TypedDict):
     kind: str
 
 
-def _mean_where(chosen_BT: Tensor, values_BT: Tensor) -> float | None:
-    return float(values_BT[chosen_BT].mean()) if chosen_BT.any() else None
+def _mean(values_P: Tensor, undefined_P: Tensor) -> float | None:
+    """Over P positions; None if there is none or the number is undefined at one, NaN if it is NaN at another."""
+    if values_P[~undefined_P].isnan().any():
+        return math.nan
+    return None if undefined_P.any() or not len(values_P) else float(values_P.mean())
 
 
-def _cosine(a_BTD: Tensor, b_BTD: Tensor) -> Tensor:
-    cosine: Tensor = (a_BTD * b_BTD).sum(-1) / (a_BTD.norm(dim=-1) * b_BTD.norm(dim=-1))
-    return cosine
+def _cosine(a_PD: Tensor, b_PD: Tensor) -> tuple[Tensor, Tensor]:
+    """Per position, and whether one of the two is exactly zero there."""
+    (a_PD, size_a), (b_PD, size_b) = _scaled(a_PD), _scaled(b_PD)
+    return (a_PD * b_PD).sum(-1) / (a_PD.norm(dim=-1) * b_PD.norm(dim=-1)), (size_a == 0) | (size_b == 0)
+
+
+def _ratio(a_PD: Tensor, b_PD: Tensor) -> tuple[Tensor, Tensor]:
+    """Size of a over that of b per position, and whether b is exactly zero there."""
+    (a_PD, size_a), (b_PD, size_b) = _scaled(a_PD), _scaled(b_PD)
+    return a_PD.norm(dim=-1) / b_PD.norm(dim=-1) * (size_a / size_b), size_b == 0
+
+
+def _scaled(a_PD: Tensor) -> tuple[Tensor, Tensor]:
+    """Each vector over its largest entry, so that no square leaves the range of float64; and that entry, (P,)."""
+    largest_P = a_PD.abs().amax(dim=-1)
+    return a_PD / torch.where(largest_P > 0, largest_P, 1)[:, None], largest_P
 
 
 def _forward(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from probes.errors import UnsupportedModelError
 from probes.layout import BlockKind, Boundary, Head, NormSite, Objective, ResidualLayout, Side, SublayerLayout, Tap
+from probes.measurable import check_materialised
 from probes.taps import input_of, stream_of
 
 __all__ = ["generic_layout"]
@@ -21,6 +22,10 @@ __all__ = ["generic_layout"]
 
 class _NotProvedError(Exception):
     """Why a family's stream could not be established."""
+
+
+class _NotInThisDtypeError(_NotProvedError):
+    """The same, where another dtype may do: the family's code widens or narrows what it computes."""
 
 
 @dataclass
@@ -77,23 +82,42 @@ def generic_layout(model: nn.Module, family: str, supported: tuple[str, ...]) ->
     """
     try:
         return _proved_layout(model, family)
+    except _NotInThisDtypeError as error:
+        reason, cause = f"{error}{_other_dtype(model)}", error.__cause__ or error
     except _NotProvedError as error:
-        reason, cause = str(error), error.__cause__ or error
+        reason, cause = str(error), error
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # whatever a family needs that is not known here
-        reason, cause = f"a trial pass failed: {error}", error
+        reason, cause = f"a trial pass failed: {_told(error)}{_other_dtype(model)}", error
     raise UnsupportedModelError(
         f"family '{family}' is not supported: {reason}; supported families: {', '.join(supported)}"
     ) from cause
 
 
+def _told(error: Exception) -> str:
+    """What a library says, with the kind of error where the text alone says little."""
+    return str(error) if isinstance(error, (RuntimeError, ValueError)) else f"{type(error).__name__}: {error}"
+
+
+def _other_dtype(model: nn.Module) -> str:
+    """What to try where a family computes partly in float32, whatever its weights are."""
+    dtype = next(model.parameters()).dtype
+    return (
+        "" if dtype is torch.float32 else f"; tried in {dtype}, and the family may work in float32 alone: use --dtype float32"
+    )
+
+
 def _proved_layout(model: nn.Module, family: str) -> ResidualLayout:
+    check_materialised(model)
     linear, backbone = _head_and_backbone(model)
     blocks, objective = _block_names(model), _objective(model)
-    trial = _trial_pass(model, backbone, linear)
-    head, seen, hidden = _proved_head(model, backbone, linear, trial), trial.seen, trial.hidden
-    _check_chain(blocks, seen, hidden.shape)
-    final = _final_norm(blocks, seen, hidden)
-    _check_gradient(model, blocks[0], trial, objective)
+    with _finite_weights(model):
+        trial = _trial_pass(model, backbone, linear)
+        head, seen, hidden = _proved_head(model, backbone, linear, trial), trial.seen, trial.hidden
+        _check_chain(blocks, seen, hidden.shape)
+        final = _final_norm(blocks, seen, hidden)
+        _check_gradient(model, blocks[0], trial, objective)
     return ResidualLayout(
         family=family,
         objective=objective,
@@ -125,6 +149,19 @@ def _block_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{outermost[0]}.{i}" for i in range(int(count)))
 
 
+@contextmanager
+def _finite_weights(model: nn.Module) -> Iterator[None]:
+    """NaN and infinities are zero for as long as the structure is proved: where the stream runs is no matter of them."""
+    kept = [(p, p.data) for p in model.parameters() if not torch.isfinite(p.data).all()]
+    try:
+        for parameter, values in kept:
+            parameter.data = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        yield
+    finally:
+        for parameter, values in kept:
+            parameter.data = values
+
+
 def _trial_pass(model: nn.Module, backbone: nn.Module, linear: nn.Linear) -> _Trial:
     """A few tokens through the backbone and through the whole model, in the model's own dtype, with the graph."""
     seen = _Seen()
@@ -147,8 +184,10 @@ def _proved_head(model: nn.Module, backbone: nn.Module, linear: nn.Linear, trial
     forms.append(_Form(nn.Sequential(*chain).forward, chain))
     with _watched(model, _Seen()), torch.no_grad():
         found = next((form for form in forms if _gives(form.logits, trial)), None)
+    if found is None and not torch.isfinite(trial.logits).all():
+        raise _NotInThisDtypeError("its logits of a few tokens are not finite, so that nothing can be proved from them")
     if found is None:
-        raise _NotProvedError(
+        raise _NotInThisDtypeError(
             f"its logits are not what its head makes of the last hidden state in {trial.hidden.dtype}: neither a linear map,"
             f" nor that map times a factor of the configuration ({', '.join(_SCALES)}), nor the modules after the backbone"
         )
@@ -190,9 +229,10 @@ def _check_gradient(model: nn.Module, first: str, trial: _Trial, objective: Obje
         return  # all of it is frozen
     early = trial.logits.shape[1] // 2
     try:
-        gradient = torch.autograd.grad(trial.logits[:, :early].sum(), [stream, *parameters], allow_unused=True)[0]
+        with torch.enable_grad():  # whatever mode the caller is in
+            gradient = torch.autograd.grad(trial.logits[:, :early].sum(), [stream, *parameters], allow_unused=True)[0]
     except Exception as error:
-        raise _NotProvedError(f"it cannot be differentiated in {trial.logits.dtype}: {error}") from error
+        raise _NotInThisDtypeError(f"it cannot be differentiated in {trial.logits.dtype}: {error}") from error
     if gradient is None:
         raise _NotProvedError(f"its logits do not depend on the stream at '{first}'")
     if objective is Objective.CAUSAL and gradient[:, early:].any():
@@ -244,7 +284,7 @@ def _final_norm(blocks: tuple[str, ...], seen: _Seen, hidden: Tensor) -> str | N
     for name, value in seen.outputs.items():
         if not name.startswith(blocks) and torch.equal(seen.inputs[name], last) and torch.equal(value, hidden):
             return name
-    raise _NotProvedError("what lies between its last block and its head is not one norm")
+    raise _NotInThisDtypeError("what lies between its last block and its head is not one norm")
 
 
 def _stores_offset(model: nn.Module, name: str) -> bool:
@@ -257,7 +297,7 @@ def _stores_offset(model: nn.Module, name: str) -> bool:
         signs = torch.ones_like(weight)
         signs[1::2] = -1
         gain = (norm(signs) - norm(-signs)) / 2 * signs
-        return bool((gain - 1 - weight).abs().sum() < (gain - weight).abs().sum())
+        return bool((gain - 1 - weight).abs().nansum() < (gain - weight).abs().nansum())
 
 
 def _objective(model: nn.Module) -> Objective:

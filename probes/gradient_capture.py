@@ -173,14 +173,16 @@ def _rms(tensor: Tensor) -> Tensor:
 def _token_cosine(stream: Tensor, n_sequences: int) -> Tensor:
     r"""Mean cosine between different positions, :math:`(\|\sum_t \hat x_t\|^2 - T) / (T (T - 1))`, averaged over sequences.
 
-    The stream may be flat, (B T, D), as some models keep it inside a block.
+    A position at which the stream is exactly zero has no direction and is left out; NaN where fewer than two are left in every
+    sequence. The stream may be flat, (B T, D), as some models keep it inside a block.
     """
     x_BTD = stream.detach().reshape(n_sequences, -1, stream.shape[-1])
     x_BTD = x_BTD if x_BTD.dtype == torch.float64 else x_BTD.float()
     length_BT = torch.linalg.vector_norm(x_BTD, dim=-1)
-    total_BD = torch.einsum("btd,bt->bd", x_BTD, torch.where(length_BT > 0, 1 / length_BT, 0))
-    n = x_BTD.shape[1]
-    return ((total_BD.double().square().sum(-1) - n) / (n * (n - 1))).mean() if n > 1 else total_BD.new_tensor(math.nan)
+    total_BD = torch.einsum("btd,bt->bd", x_BTD, torch.where(length_BT != 0, 1 / length_BT, 0))
+    n_B = (length_BT != 0).sum(dim=1)  # NaN is not zero
+    mean_B = (total_BD.double().square().sum(-1) - n_B) / (n_B * (n_B - 1))
+    return torch.where(n_B > 1, mean_B, 0).sum() / (n_B > 1).sum()
 
 
 class StreamReader:

@@ -27,6 +27,7 @@ from probes.gradient_result import (
     estimate,
 )
 from probes.layout import NormSite, ResidualLayout, SublayerLayout
+from probes.measurable import check_ids, check_materialised
 from probes.norms import combine_norms, l2_norm
 from probes.preserve import eager, plain_name, preserved, unwrapped
 from probes.text import IGNORED, TokenBatch
@@ -65,7 +66,7 @@ def measure_gradient_norms(
     Raises:
         ValueError: if there is no batch, a batch is not of shape (B, T) or predicts nothing, or a token id is outside the
             vocabulary.
-        UnsupportedModelError: if the residual stream cannot be found.
+        UnsupportedModelError: if the residual stream cannot be found, or weights are on the meta device.
 
     Status: exact (one forward and one backward pass of the loss), norms accumulated in float64.
 
@@ -78,13 +79,14 @@ def measure_gradient_norms(
         ('embedding', 'ok')
     """
     model = unwrapped(model)
-    layout = layout if layout is not None else _find_layout(model)
+    check_materialised(model)
+    layout = layout if layout is not None else describe_model(model)
     device = next(model.parameters()).device
     captures: list[Capture] = []
     n_tokens, shape = 0, (0, 0)
     with eager(), preserved(model):
         for batch in map(as_batch, _listed(batches)):
-            _check_ids(model, layout, batch.inputs, len(captures))
+            check_ids(model, layout, batch.inputs, len(captures))
             if batch.n_predictions == 0:
                 raise ValueError(f"batch {len(captures)} predicts no token: all its targets are {IGNORED}")
             captures.append(_on_host(capture(model, layout, batch.to(device))))
@@ -121,42 +123,11 @@ def summarise(
     return _Summary(model, layout, captures, weight_norms or {}).result(n_tokens, shape, device)
 
 
-def _find_layout(model: nn.Module) -> ResidualLayout:
-    from probes.model import Transformer, residual_layout
-
-    if isinstance(model, Transformer):
-        return residual_layout(model)
-    return describe_model(model)
-
-
 def _listed(batches: Iterable[TokenBatch | Tensor]) -> Iterable[TokenBatch | Tensor]:
     """The batches; a single one in their place is refused, since a tensor is an iterable of its rows."""
     if isinstance(batches, Tensor | TokenBatch):
         raise ValueError(f"a single {type(batches).__name__} was given as batches: give a list of batches, [batch]")
     return batches
-
-
-def _check_ids(model: nn.Module, layout: ResidualLayout, ids_BT: Tensor, index: int) -> None:
-    """Refuse a token id that the embedding has no row for: the lookup itself would not say which."""
-    embedding = _token_embedding(model, layout)
-    if embedding is None or not ids_BT.numel():
-        return
-    lowest, highest = (int(value) for value in ids_BT.aminmax())
-    wrong = lowest if lowest < 0 else highest
-    if not 0 <= wrong < embedding.num_embeddings:
-        raise ValueError(
-            f"batch {index} holds the token id {wrong}, outside the vocabulary of {embedding.num_embeddings} tokens "
-            f"(ids 0 to {embedding.num_embeddings - 1}); was the text encoded by the tokenizer of another model?"
-        )
-
-
-def _token_embedding(model: nn.Module, layout: ResidualLayout) -> nn.Embedding | None:
-    """The embedding that the ids are looked up in; the first of the layout where the model does not name it."""
-    named = getattr(model, "get_input_embeddings", None)
-    if callable(named) and isinstance(found := named(), nn.Embedding):
-        return found
-    owned = (module for name in layout.embedding_modules for module in model.get_submodule(name).modules())
-    return next((module for module in owned if isinstance(module, nn.Embedding)), None)
 
 
 def as_batch(batch: TokenBatch | Tensor) -> TokenBatch:
@@ -257,7 +228,7 @@ class _Summary:
     def _sublayer(self, index: int, sublayer: SublayerLayout) -> SublayerReading:
         def ratio(c: Capture) -> Tensor | None:
             branch, stream = c.branch_rms.get(index), c.stream_rms.get(sublayer.boundary_in)
-            return None if branch is None or stream is None else branch / stream
+            return None if branch is None or stream is None or (branch == 0 and stream == 0) else branch / stream
 
         part = self._part(f"block {sublayer.block} {sublayer.kind.value}", sublayer.modules)
         return SublayerReading(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from probes.norms import Status, combine_norms, reading_of
+from probes.stored_json import json_ready
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +29,7 @@ __all__ = [
 
 _SMALL_SHARE = 0.01
 _ALIKE = 0.95
+_FEWEST_BLOCKS = 2
 _GRADIENT_UNIT = "nats/token per unit"
 
 
@@ -275,7 +277,6 @@ class GradientNorms:
 
     def to_dict(self) -> dict[str, object]:
         """The result as JSON-ready data; values that are not finite are null, their status says why."""
-        rows = [{k: _finite(v) for k, v in row.items()} for row in self._rows()]
         constant = (
             "family",
             "objective",
@@ -292,21 +293,23 @@ class GradientNorms:
                 "name": p.name,
                 "also_named": list(p.also_named),
                 "n_entries": p.n_entries,
-                "weight_norm": _finite(p.weight_norm),
-                "grad_norm": _finite(p.grad_norm.value),
+                "weight_norm": p.weight_norm,
+                "grad_norm": p.grad_norm.value,
                 "status": p.grad_norm.status.value,
             }
             for p in self.parameters
         ]
-        return {
+        record = {
             **{name: getattr(self, name) for name in constant},
             "batch_shape": list(self.batch_shape),
             "verdict": self.verdict(),
             "idle_experts": {name: list(experts) for name, experts in self.idle_experts.items()},
             "norm_gains": {name: gain for s in self.sublayers for name, gain in s.norm_gains.items()},
-            "rows": rows,
+            "rows": list(self._rows()),
             "parameters": parameters,
         }
+        ready: dict[str, object] = json_ready(record)
+        return ready
 
     def verdict(self) -> list[str]:
         """What the numbers say, in sentences with numbers."""
@@ -322,6 +325,8 @@ class GradientNorms:
 
     def _across_depth(self) -> str:
         first, last = self.block_input(0).stream_grad, self.block_input(self.n_blocks - 1).stream_grad
+        if self.n_blocks == 1:
+            return f"Stream gradient at the input of the only block: {first:.3g}."
         if not (_ordinary(first) and _ordinary(last)):
             return f"Stream gradient at the input of block 0: {first:.3g}; at the input of the last block: {last:.3g}."
         return f"Stream gradient at the input of block 0 is {_factor(first.value / last.value)}x that at the last block."
@@ -329,13 +334,15 @@ class GradientNorms:
     def _small_blocks(self) -> str:
         grads = self.block_grads
         finite = [grad.value for grad in grads if math.isfinite(grad.value)]
-        if not finite:
+        median = statistics.median(finite) if len(finite) >= _FEWEST_BLOCKS else 0.0
+        if not median:  # of too few, or zero: nothing is small beside it
             return ""
-        median = statistics.median(finite)
         small = [b for b, grad in enumerate(grads) if math.isfinite(grad.value) and grad.value < _SMALL_SHARE * median]
+        over = "blocks" if len(finite) == len(grads) else f"the {len(finite)} blocks of {len(grads)} that have a finite one"
         if not small:
-            return f"No block's parameter gradient is below {_SMALL_SHARE:.0%} of the median over blocks ({median:.3g})."
-        return f"Parameter gradient below {_SMALL_SHARE:.0%} of the median over blocks ({median:.3g}) in {_blocks(small)}."
+            none = "No block's parameter gradient is" if len(finite) == len(grads) else "No finite parameter gradient is"
+            return f"{none} below {_SMALL_SHARE:.0%} of the median over {over} ({median:.3g})."
+        return f"Parameter gradient below {_SMALL_SHARE:.0%} of the median over {over} ({median:.3g}) in {_blocks(small)}."
 
     def _shortcut_against_full(self) -> str:
         top = self.boundaries[self.sublayers[-1].boundary_out]
@@ -356,8 +363,12 @@ class GradientNorms:
         if not known:
             return ""
         most = max(known, key=lambda b: b.token_cosine.value)
-        word = "Tokens are nearly alike" if most.token_cosine.value > _ALIKE else "Tokens stay apart"
-        return f"{word}: the largest mean cosine between positions is {most.token_cosine.value:.3f} ({most.name})."
+        largest = f"the largest mean cosine between positions is {most.token_cosine.value:.3f} ({most.name})"
+        if most.token_cosine.value > _ALIKE:
+            return f"Tokens are nearly alike: {largest}."
+        if len(known) == len(stream):
+            return f"Tokens stay apart: {largest}."
+        return f"At the {len(known)} of {len(stream)} boundaries with a cosine {largest}; at the others none is known."
 
     def _not_numbers(self) -> Iterator[str]:
         for status, words in (
@@ -407,14 +418,10 @@ def _row(
 
 
 def _part_rows(place: tuple[str, int, int, int, str], part: PartReading) -> Iterator[dict[str, object]]:
-    weight = Estimate(part.weight_norm, 0.0, Status.OK)
+    weight = Estimate(part.weight_norm, 0.0, reading_of(part.weight_norm, 1, torch.float64).status)
     yield _row(*place, "param_grad_norm", part.grad_norm, _GRADIENT_UNIT)
     yield _row(*place, "weight_norm", weight, "1")
     yield _row(*place, "grad_to_weight", part.grad_to_weight, _GRADIENT_UNIT)
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ordinary(estimate: Estimate) -> bool:

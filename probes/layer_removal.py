@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from probes.block_runner import BlockCall, BlockRunner, Resident, always_resident
 from probes.families import describe_model
 from probes.layout import ResidualLayout
+from probes.measurable import check_ids, check_materialised
 from probes.paired_bootstrap import LossDifferences, paired_differences
 from probes.preserve import eager, preserved, unwrapped
 from probes.removal_estimates import ForwardProxies, RemovalEstimates, estimate_removals
@@ -117,10 +118,11 @@ def measure_layer_removal(
         A frozen result. A variant whose loss is NaN is reported as such and leaves the others as they are.
 
     Raises:
-        ValueError: if there is no batch, or nothing is predicted.
+        ValueError: if there is no batch, nothing is predicted, or a token id is outside the vocabulary.
         RemovalError: if the model has no such units, or the threshold is none.
         OutputError: if the streams fit neither into memory nor onto the disk.
-        UnsupportedModelError: if the residual stream cannot be found, or blocks exchange more than the stream.
+        UnsupportedModelError: if the residual stream cannot be found, blocks exchange more than the stream, or
+            weights are on the meta device without ``resident``.
 
     Status: exact: equal to running the model once per unit with the identity in its place, up to rounding.
 
@@ -136,11 +138,15 @@ def measure_layer_removal(
     if not 0 <= threshold < math.inf:  # NaN is refused too
         raise RemovalError(f"a threshold is a finite number of nats per token, 0 or more; got {threshold:g}")
     model = unwrapped(model)
+    if resident is None:
+        check_materialised(model)
     layout = layout if layout is not None else describe_model(model)
     units, kind = removal_units(layout, unit, span), UnitKind(unit)
     named = (joint_unit(layout, kind, remove),) if remove else ()
     device = next(model.parameters()).device if device is None else device
     data = [batch.to(device) for batch in batches]
+    for index, batch in enumerate(data):
+        check_ids(model, layout, batch.inputs, index)
     samples = _Samples(data, documents)
     runner = BlockRunner(model, layout, resident=resident or always_resident)
     limits = _Limits(
@@ -188,6 +194,7 @@ def measure_layer_removal(
         n_tokens=sum(batch.inputs.numel() for batch in data),
         n_predictions=sum(batch.n_predictions for batch in data),
         samples=samples.name,
+        n_samples=len(samples.counts),
         seed=seed,
         threshold=threshold,
         costs=costs[: len(units)],

@@ -140,6 +140,8 @@ class Head:
             ``scale`` and ``softcap``), else None.
         scale: constant factor on the linear map's output.
         softcap: c where the model computes c * tanh(scale * linear / c), else None.
+        in_backbone: those of ``modules`` that the backbone runs itself, after the final norm, in forward order (OPT's last
+            projection): ``logits`` does not run them again.
         modules: dotted names of the modules that own the head's parameters (a tied weight belongs to the embedding too).
     """
 
@@ -149,6 +151,7 @@ class Head:
     modules: tuple[str, ...]
     scale: float = 1.0
     softcap: float | None = None
+    in_backbone: tuple[str, ...] = ()
 
     def shaped_(self, linear_NV: Tensor) -> Tensor:
         """Logits from the linear map's output, in its memory."""

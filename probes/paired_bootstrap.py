@@ -57,8 +57,10 @@ class Interval:
             >>> f"{Interval(value=0.0412, standard_error=0.0123):.2g}"
             '0.041 ± 0.012'
         """
-        if not math.isfinite(self.value):
-            return "NaN" if math.isnan(self.value) else "Inf"
+        if math.isinf(self.value):
+            return "Inf" if self.value > 0 else "-Inf"
+        if math.isnan(self.value):
+            return "NaN"
         error = f" ± {format(self.standard_error, spec.lstrip('+'))}" if math.isfinite(self.standard_error) else ""
         return f"{format(self.value, spec)}{error}"
 
@@ -72,7 +74,8 @@ class LossDifferences:
         perplexity: of the intact model, exp(loss), dimensionless.
         variant_loss: per variant, its own loss, nats per token; a number even where the intact model has none.
         delta_loss: per variant, its loss minus the intact one, nats per token.
-        delta_perplexity: per variant, its perplexity minus the intact one, dimensionless.
+        delta_perplexity: per variant, its perplexity minus the intact one, dimensionless; infinite, with the sign of the
+            difference of the losses, where the perplexities leave the range of float64.
     """
 
     loss: Interval
@@ -115,7 +118,7 @@ def paired_differences(
             perplexity=_interval(perplexities_RV[:, 0], n_samples),
             variant_loss=tuple(_interval(means_R, n_samples) for means_R in means_RV.T[1:]),
             delta_loss=_differences(means_RV, n_samples),
-            delta_perplexity=_differences(perplexities_RV, n_samples),
+            delta_perplexity=tuple(_interval(_apart(means_R, means_RV[:, 0]), n_samples) for means_R in means_RV.T[1:]),
         )
 
 
@@ -124,6 +127,14 @@ def _means(sums_VG: _Array, counts_G: _Array, weights_RG: npt.ArrayLike) -> _Arr
     weights = np.asarray(weights_RG, dtype=np.float64)
     means: _Array = (weights @ sums_VG.T) / (weights @ counts_G)[:, None]
     return means
+
+
+def _apart(variant_R: _Array, intact_R: _Array) -> _Array:
+    """exp(variant) - exp(intact); where both leave the range of float64, the sign of their difference times infinity."""
+    difference: _Array = np.exp(variant_R) - np.exp(intact_R)
+    apart = variant_R - intact_R
+    beyond = np.isnan(difference) & np.isfinite(apart)
+    return np.where(beyond, np.where(apart == 0, 0.0, np.copysign(np.inf, apart)), difference)
 
 
 def _differences(values_RV: _Array, n_samples: int) -> tuple[Interval, ...]:

@@ -13,11 +13,12 @@ from probes.norms import Status
 from probes.paired_bootstrap import Interval
 from probes.removal_estimates import ESTIMATES
 from probes.removal_units import Unit, UnitKind
+from probes.stored_json import json_ready
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LayerRemoval", "UnitCost", "cheap_units"]
+__all__ = ["LayerRemoval", "UnitCost", "cheap_units", "perplexity_text"]
 
 _UNITS = {
     "taylor": "nats/token",
@@ -27,6 +28,10 @@ _UNITS = {
 }
 _NOT_FINITE = {Status.NAN: "NaN", Status.INF: "infinite"}
 _FEWEST_RANKED = 3
+_FEWEST_BETWEEN = 2
+"""Finite costs between the ends from which their median says something of a middle."""
+_FEWEST_SAMPLES = 5
+"""Pieces of text from which a bootstrap interval is trusted: with n of them the lowest resample has a chance of n to the -n."""
 _CRITICAL = 5.0
 """An end is critical that costs more than the threshold and so many times the median between the ends, with confidence."""
 
@@ -80,6 +85,7 @@ class LayerRemoval:
         n_tokens: tokens read.
         n_predictions: tokens predicted.
         samples: what the intervals are resampled over, such as ``16 sequences``.
+        n_samples: how many those are; None where it is not known.
         seed: of the resamples.
         threshold: nats per token, below which a unit counts as cheap.
         costs: one per unit, in forward order.
@@ -109,6 +115,7 @@ class LayerRemoval:
     joint: tuple[UnitCost, ...] = ()
     named: tuple[UnitCost, ...] = ()
     warnings: tuple[str, ...] = ()
+    n_samples: int | None = None
 
     @property
     def removable(self) -> UnitCost | None:
@@ -116,8 +123,10 @@ class LayerRemoval:
         return next((c for c in reversed(self.joint) if c.delta_loss.high < self.threshold), None)
 
     @property
-    def effective_depth(self) -> int:
-        """Steps that are left when all that can go together is gone."""
+    def effective_depth(self) -> int | None:
+        """Steps that are left when all that can go together is gone; None where the full model has no loss to compare with."""
+        if not math.isfinite(self.loss.value):
+            return None
         return self.n_steps - (0 if self.removable is None else len(self.removable.unit.sublayers) // self._sublayers_per_step)
 
     @property
@@ -193,21 +202,24 @@ class LayerRemoval:
             "threshold",
             "effective_depth",
         )
-        return {
+        record = {
             **{name: getattr(self, name) for name in constant},
             "unit": self.unit.value,
             "removable": None if self.removable is None else _cost_dict(self.removable),
-            "rank_correlations": {name: _finite(value) for name, value in self.rank_correlations.items()},
+            "rank_correlations": self.rank_correlations,
             "verdict": self.verdict(),
             "modules": {c.unit.name: list(c.unit.modules) for c in (*self.costs, *self.joint, *self.named)},
-            "rows": [{key: _finite(value) for key, value in row.items()} for row in self._rows()],
+            "rows": list(self._rows()),
         }
+        ready: dict[str, object] = json_ready(record)
+        return ready
 
     def verdict(self) -> list[str]:
         """What the numbers say, in sentences with numbers."""
         sentences = [
             self._not_finite(),
             self._dearest(),
+            self._few_samples(),
             self._ends_and_middle(),
             self._gains(),
             *self._not_numbers(),
@@ -228,12 +240,26 @@ class LayerRemoval:
         found = f"it is finite only without {_few(losses)} nats/token" if losses else "no removal gives a finite one"
         return f"The full model's loss is {_NOT_FINITE[self.loss.status]}; {found}."
 
+    def _few_samples(self) -> str:
+        """That nothing below is said with confidence, where there is an interval and too little text behind it."""
+        if self._is_certain or not any(math.isfinite(c.delta_loss.high) for c in self.costs):
+            return ""
+        return f"The text is {self.samples}: too little for an interval to be trusted, so nothing is called critical or cheap."
+
+    @property
+    def _is_certain(self) -> bool:
+        return self.n_samples is None or self.n_samples >= _FEWEST_SAMPLES
+
     def _dearest(self) -> str:
         costs = sorted(self._finite_costs(), key=lambda c: -c.delta_loss.value)
         if not math.isfinite(self.loss.value):
             return ""
         if not costs:
             return "No removal gives a finite loss."
+        if len(costs) == 1:
+            return f"Without {costs[0].unit.name}, the only removal with a finite loss: {costs[0].delta_loss:+.2g} nats/token."
+        if costs[0].delta_loss.value == costs[-1].delta_loss.value:
+            return f"All {len(costs)} removals with a finite loss cost the same: {costs[0].delta_loss:+.2g} nats/token."
         shown = "; ".join(f"{c.unit.name} {c.delta_loss:+.2g}" for c in costs[:3])
         cheapest = costs[-1]
         return f"Most costly (nats/token): {shown}. Least: {cheapest.unit.name} {cheapest.delta_loss:+.2g}."
@@ -241,9 +267,10 @@ class LayerRemoval:
     def _ends_and_middle(self) -> str:
         """Whether the ends stand out from the middle: with confidence, above the threshold and far above the median."""
         middle = [c.delta_loss.value for c in self.costs[1:-1] if math.isfinite(c.delta_loss.value)]
-        if not middle:
-            return ""
         first, last = self.costs[0], self.costs[-1]
+        known = math.isfinite(first.delta_loss.value) and math.isfinite(last.delta_loss.value)
+        if len(middle) < _FEWEST_BETWEEN or not known or not self._is_certain:
+            return ""
         median = statistics.median(middle)
         limit = max(_CRITICAL * median, self.threshold, 0.0)
         told = {c.unit.name: f"{c.unit.name} {c.delta_loss.value:+.3g}" for c in (first, last)}
@@ -257,7 +284,7 @@ class LayerRemoval:
         return f"Neither end is critical with confidence: {', '.join(told.values())}, {numbers}."
 
     def _gains(self) -> str:
-        names = [c.unit.name for c in self.costs if c.delta_loss.high < 0]
+        names = [c.unit.name for c in self.costs if c.delta_loss.high < 0 and self._is_certain]
         return f"The model gains on this text from removing {_few(names)} (below zero with confidence)." if names else ""
 
     def _not_numbers(self) -> Iterator[str]:
@@ -274,6 +301,8 @@ class LayerRemoval:
             return
         if not any(math.isfinite(c.delta_loss.high) for c in self.costs):
             yield "Too little text for an interval: nothing can be called cheap with confidence."
+            return
+        if not self._is_certain:
             return
         names = [c.unit.name for c in cheap_units(self.costs, self.threshold)]
         yield f"{len(names)} of {len(self.costs)} removals cost less than {limit} each with confidence" + (
@@ -300,17 +329,29 @@ class LayerRemoval:
 def _cost(cost: UnitCost) -> str:
     if not math.isfinite(cost.delta_loss.value):
         return f"a loss of {cost.loss:.3g} nats/token"
-    return f"{cost.delta_loss:+.3g} nats/token, perplexity {cost.delta_perplexity:+.3g}"
+    return f"{cost.delta_loss:+.3g} nats/token, perplexity {perplexity_text(cost.delta_perplexity, '+.3g')}"
+
+
+def perplexity_text(perplexity: Interval, spec: str) -> str:
+    """A perplexity, or a difference of two; where it leaves the range of float64, a bound.
+
+    Example:
+        >>> perplexity_text(Interval(value=-math.inf), "+.3g"), perplexity_text(Interval(value=2.0), ".3g")
+        ('< -1e308', '2')
+    """
+    if math.isinf(perplexity.value):
+        return "> 1e308" if perplexity.value > 0 else "< -1e308"
+    return format(perplexity, spec)
 
 
 def _cost_dict(cost: UnitCost) -> dict[str, object]:
     return {
         "name": cost.unit.name,
         "modules": list(cost.unit.modules),
-        "loss": _finite(cost.loss.value),
-        "delta_loss": _finite(cost.delta_loss.value),
-        "standard_error": _finite(cost.delta_loss.standard_error),
-        "delta_perplexity": _finite(cost.delta_perplexity.value),
+        "loss": cost.loss.value,
+        "delta_loss": cost.delta_loss.value,
+        "standard_error": cost.delta_loss.standard_error,
+        "delta_perplexity": cost.delta_perplexity.value,
     }
 
 
@@ -324,10 +365,6 @@ def _values(metric: str, interval: Interval, unit: str) -> dict[str, object]:
         "status": interval.status.value,
         "unit": unit,
     }
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _few(names: list[str], most: int = 5) -> str:

@@ -7,6 +7,7 @@ nowhere else.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ __all__ = [
     "TEXT",
     "Kind",
     "check_fields",
+    "json_ready",
     "list_of",
     "one_of",
     "parse_object",
@@ -43,6 +45,20 @@ class Kind:
 
     holds: Callable[[Any], bool]
     words: str
+
+
+def json_ready(value: Any) -> Any:
+    """The same data with null for every float that is not finite: JSON has no word for them.
+
+    Example:
+        >>> json_ready({"loss": float("nan"), "norms": (1.0, float("inf"))})
+        {'loss': None, 'norms': [1.0, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: json_ready(inner) for key, inner in value.items()}
+    return [json_ready(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,18 @@ from torch import Tensor
 
 from probes.errors import UnsupportedModelError
 
-__all__ = ["input_of", "stream_of"]
+__all__ = ["input_of", "same_values", "stream_of"]
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same values; NaN is the same as NaN.
+
+    Example:
+        >>> import torch
+        >>> same_values(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+        True
+    """
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def stream_of(value: object) -> Tensor:

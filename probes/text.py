@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from probes.errors import TextError
 from probes.layout import Objective
@@ -157,27 +157,50 @@ def _causal(sequences: list[list[int]]) -> TokenBatch:
 
 
 def masked_batches(
-    ids: Sequence[int], *, n_tokens: int, seq_len: int, mask_id: int, batch_size: int = 1, seed: int = 0
+    ids: Sequence[int],
+    *,
+    n_tokens: int,
+    seq_len: int,
+    mask_id: int,
+    batch_size: int = 1,
+    seed: int = 0,
+    around: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> list[TokenBatch]:
-    """Consecutive chunks of a text for masked-token prediction: 15 % of the positions, at least one, become ``mask_id``.
+    """Consecutive chunks of a text for masked-token prediction: 15 % of its positions, at least one, become ``mask_id``.
 
     Args:
         ids: the text's token ids.
         n_tokens: how many of them to use at the most.
-        seq_len: tokens per sequence.
+        seq_len: tokens per sequence, those around it included.
         mask_id: the model's mask token.
         batch_size: sequences per batch.
         seed: of the choice of positions.
+        around: tokens before and after each sequence, as the model was trained ([CLS] and [SEP]); never masked.
 
     Returns:
         Batches of shape (B, T), as :func:`causal_batches`.
 
     Raises:
-        TextError: if the text has fewer than two tokens.
+        TextError: if the text has fewer than two tokens, or a sequence has no room for two beside those around it.
     """
     generator = torch.Generator().manual_seed(seed)
-    plain = causal_batches(ids, n_tokens=n_tokens, seq_len=seq_len, batch_size=batch_size)
-    return [_masked(batch.inputs, mask_id, generator) for batch in plain]
+    n_around = sum(map(len, around))
+    if n_around and seq_len < n_around + 2:
+        raise TextError(
+            f"a sequence of {seq_len} tokens holds {n_around} special ones of the tokenizer and no two of the text; a seq_len "
+            f"of at least {n_around + 2} works"
+        )
+    plain = causal_batches(ids, n_tokens=n_tokens, seq_len=seq_len - n_around, batch_size=batch_size)
+    return [_surrounded(_masked(batch.inputs, mask_id, generator), around) for batch in plain]
+
+
+def _surrounded(batch: TokenBatch, around: tuple[Sequence[int], Sequence[int]]) -> TokenBatch:
+    """With tokens before and after each sequence that are read and not predicted."""
+    before, after = (torch.tensor(ids, dtype=torch.long).expand(len(batch.inputs), -1) for ids in around)
+    return TokenBatch(
+        torch.cat([before, batch.inputs, after], dim=1),
+        torch.cat([torch.full_like(before, IGNORED), batch.targets, torch.full_like(after, IGNORED)], dim=1),
+    )
 
 
 def _masked(inputs: Tensor, mask_id: int, generator: torch.Generator) -> TokenBatch:
@@ -203,7 +226,8 @@ def checkpoint_batches(
         checkpoint: the model, its layout and tokenizer.
         text: any text.
         n_tokens: how many tokens to use at the most.
-        seq_len: tokens per sequence, start token included; 512, or the model's context where that is shorter, by default.
+        seq_len: tokens per sequence, the tokenizer's special tokens included; 512, or the model's context where that is
+            shorter, by default.
         batch_size: sequences per batch.
         seed: of the masked positions, for masked language models.
         source: how messages call the text.
@@ -223,7 +247,13 @@ def checkpoint_batches(
         if tokenizer.mask_token_id is None:
             raise TextError(f"{checkpoint.source}: a masked language model needs a tokenizer with a mask token")
         batches = masked_batches(
-            ids, n_tokens=n_tokens, seq_len=length, mask_id=tokenizer.mask_token_id, batch_size=batch_size, seed=seed
+            ids,
+            n_tokens=n_tokens,
+            seq_len=length,
+            mask_id=tokenizer.mask_token_id,
+            batch_size=batch_size,
+            seed=seed,
+            around=tokenizer.special_around,
         )
     else:
         start = tokenizer.start_token_id
@@ -247,9 +277,7 @@ def sequence_length(checkpoint: Checkpoint, seq_len: int | None, *, default: int
     Raises:
         TextError: if what is asked for exceeds the context; the message says both.
     """
-    config = getattr(checkpoint.model, "config", None)
-    limits = [getattr(config, name, None) for name in _CONTEXT_FIELDS]
-    context = next((limit for limit in limits if isinstance(limit, int)), None)
+    context = _context(checkpoint.model)
     if seq_len is None:
         return default if context is None else min(default, context)
     if context is not None and seq_len > context:
@@ -258,6 +286,18 @@ def sequence_length(checkpoint: Checkpoint, seq_len: int | None, *, default: int
             f"at most {context} works"
         )
     return seq_len
+
+
+def _context(model: object) -> int | None:
+    """The longest sequence that a model has positions for; tables that keep rows up to a padding index free have fewer."""
+    config = getattr(model, "config", None)
+    limits = [getattr(config, name, None) for name in _CONTEXT_FIELDS]
+    tables = (
+        module.num_embeddings - module.padding_idx - 1
+        for name, module in (model.named_modules() if isinstance(model, nn.Module) else ())
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+    )
+    return min((limit for limit in (*limits, *tables) if isinstance(limit, int)), default=None)
 
 
 def _check_vocabulary(batches: list[TokenBatch], checkpoint: Checkpoint) -> None:

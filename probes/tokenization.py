@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from probes.errors import CheckpointError, TextError
 
@@ -21,6 +21,10 @@ N_BYTES = 256
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
+Around: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
+"""Token ids before and after a sequence."""
+
+
 class Tokenizer(Protocol):
     """What the probes need of a tokenizer.
 
@@ -30,6 +34,7 @@ class Tokenizer(Protocol):
         bos_token_id: token that can start a sequence, or None.
         start_token_id: token that the tokenizer itself puts before every sequence, as the model was trained, or None.
         mask_token_id: token that stands for a masked one, or None.
+        special_around: tokens that the tokenizer itself puts before and after every sequence, such as [CLS] and [SEP].
     """
 
     @property
@@ -42,6 +47,8 @@ class Tokenizer(Protocol):
     def start_token_id(self) -> int | None: ...  # noqa: D102
     @property
     def mask_token_id(self) -> int | None: ...  # noqa: D102
+    @property
+    def special_around(self) -> Around: ...  # noqa: D102
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without any special token."""
@@ -57,12 +64,10 @@ class FastTokenizer:
         self.vocab_size = len(backend)  # type: ignore[arg-type]  # every tokenizer has a length
         self.bos_token_id: int | None = getattr(backend, "bos_token_id", None)
         self.mask_token_id: int | None = getattr(backend, "mask_token_id", None)
-        self.start_token_id = self._start_token_id()
-
-    def _start_token_id(self) -> int | None:
         bare = self.encode("a")
-        whole = list(self._backend.encode("a", add_special_tokens=True))  # type: ignore[attr-defined]
-        return whole[0] if whole[: len(bare)] != bare else None
+        whole = list(backend.encode("a", add_special_tokens=True))  # type: ignore[attr-defined]
+        self.start_token_id = whole[0] if whole[: len(bare)] != bare else None
+        self.special_around = _around(bare, whole)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without any special token.
@@ -81,6 +86,12 @@ class FastTokenizer:
         return ids
 
 
+def _around(bare: list[int], whole: list[int]) -> Around:
+    """What stands around a text's own ids; nothing where they are not found in one piece."""
+    places = [i for i in range(len(whole) - len(bare) + 1) if bare and whole[i : i + len(bare)] == bare]
+    return (tuple(whole[: places[0]]), tuple(whole[places[0] + len(bare) :])) if places else ((), ())
+
+
 class ByteTokenizer:
     """One token per byte of UTF-8.
 
@@ -93,6 +104,7 @@ class ByteTokenizer:
     bos_token_id: int | None = None
     start_token_id: int | None = None
     mask_token_id: int | None = None
+    special_around: Around = ((), ())
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < N_BYTES:
@@ -111,6 +123,7 @@ class MissingTokenizer:
     bos_token_id: int | None = None
     start_token_id: int | None = None
     mask_token_id: int | None = None
+    special_around: Around = ((), ())
 
     def __init__(self, vocab_size: int, source: str) -> None:
         self.vocab_size, self._source = vocab_size, source

@@ -44,7 +44,10 @@ TextSource = Annotated[
 ]
 TokenCount = Annotated[int, typer.Option("--tokens", help="Tokens to read in all.")]
 SequenceLength = Annotated[
-    int | None, typer.Option("--seq-len", help="Tokens per sequence. [default: 512, or the model's context if shorter]")
+    int | None,
+    typer.Option(
+        "--seq-len", help="Tokens per sequence, special ones included. [default: 512, or the model's context if shorter]"
+    ),
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences per batch; one gradient per batch.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help=f"{', '.join(_DTYPES)}. [default: as stored; float32 for GGUF]")]

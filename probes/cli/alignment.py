@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _COLUMNS = ("sub-layer", "alignment", "target/update", "target_along_stream", "update_along_stream", "update/stream", "updated")
-_NO_UPDATE = "no update"
 
 
 def register(app: typer.Typer) -> None:
@@ -86,8 +85,6 @@ def alignment(
 
 
 def _record(result: DepthwiseAlignment, loaded: Checkpoint, text_name: str, seed: int) -> dict[str, object]:
-    from dataclasses import asdict
-
     from probes.provenance import provenance
 
     return {
@@ -98,7 +95,8 @@ def _record(result: DepthwiseAlignment, loaded: Checkpoint, text_name: str, seed
         "warnings": list(loaded.warnings),
         "family": result.family,
         "n_tokens": result.n_tokens,
-        "sublayers": [asdict(row) for row in result.sublayers],
+        "verdict": result.verdict(),
+        "sublayers": [row.to_dict() for row in result.sublayers],
         "provenance": provenance(),
     }
 
@@ -117,33 +115,25 @@ def _table(result: DepthwiseAlignment, loaded: Checkpoint, text_name: str) -> st
         "constant it is 1 whatever the weights. target/update: size of J^T x, which holding it leaves out, over that of u;",
         "along stream: cosine with x; updated: share of the positions at which u is not zero.",
     ]
-    return "\n".join([*lines, *_summary(result)])
-
-
-def _summary(result: DepthwiseAlignment) -> list[str]:
-    by_kind: dict[str, list[float]] = {}
-    for row in result.sublayers:
-        if row.alignment is not None:
-            by_kind.setdefault(row.kind, []).append(row.alignment)
-    means = ", ".join(f"{kind} {sum(values) / len(values):.3f}" for kind, values in by_kind.items())
-    silent = sum(row.alignment is None for row in result.sublayers)
-    return [
-        *([f"Mean alignment: {means}."] if means else []),
-        *([f"{silent} of {len(result.sublayers)} sub-layers have no update: their branch is zero."] if silent else []),
-    ]
+    return "\n".join([*lines, *result.verdict()])
 
 
 def _row(row: SublayerAlignment) -> dict[str, object]:
     return {
         "sub-layer": f"block {row.block} {row.kind}",
-        "alignment": _number(row.alignment, "+.3f"),
-        "target/update": _number(row.target_ratio, ".3g"),
-        "target_along_stream": _number(row.target_stream_cosine, "+.3f"),
-        "update_along_stream": _number(row.stream_cosine, "+.3f"),
-        "update/stream": _number(row.step_ratio, ".3g"),
+        "alignment": _number(row, "alignment", "+.3f"),
+        "target/update": _number(row, "target_ratio", ".3g"),
+        "target_along_stream": _number(row, "target_stream_cosine", "+.3f"),
+        "update_along_stream": _number(row, "stream_cosine", "+.3f"),
+        "update/stream": _number(row, "step_ratio", ".3g"),
         "updated": f"{row.updated_share:.0%}",
     }
 
 
-def _number(value: float | None, form: str) -> str:
-    return _NO_UPDATE if value is None else format(value, form)
+def _number(row: SublayerAlignment, metric: str, form: str) -> str:
+    """The value, or what it is where it is no number."""
+    from probes.depthwise_alignment import AlignmentStatus
+
+    status = row.status(metric)
+    words = {AlignmentStatus.NAN: "NaN", AlignmentStatus.INF: "Inf"}
+    return format(getattr(row, metric), form) if status is AlignmentStatus.MEASURED else words.get(status, status.value)

@@ -157,6 +157,8 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
     import matplotlib as mpl
 
     mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     from figures._style import save_figure
     from figures.gradient_norms import draw
 
@@ -166,6 +168,7 @@ def _write(folder: Path, result: GradientNorms, record: dict[str, object], loade
     figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"grad_norm.{suffix}")
+    plt.close(figure)
 
 
 def _table(result: GradientNorms, loaded: Checkpoint, text_name: str) -> str:
@@ -235,7 +238,12 @@ def _omitted(result: GradientNorms) -> list[str]:
 def _rows(result: GradientNorms) -> list[dict[str, object]]:
     blank: dict[str, object] = dict.fromkeys(_COLUMNS, "")
     parts: list[dict[str, object]] = [
-        blank | {"place": part.name, "param_grad": f"{part.grad_norm:.3g}", "grad/weight": f"{part.grad_to_weight:.2g}"}
+        blank
+        | {
+            "place": part.name,
+            "param_grad": f"{part.grad_norm:.3g}",
+            "grad/weight": _ratio(part.grad_to_weight, part.grad_norm),
+        }
         for part in result.parts
     ]
     n_first = sum(part.name == "embedding" for part in result.parts)
@@ -250,15 +258,23 @@ def _block_row(result: GradientNorms, block: int) -> dict[str, object]:
         "stream_grad": f"{stream.stream_grad:.3g}",
         "shortcut_only": _shortcut_only(stream),
         "param_grad": f"{result.block_grads[block]:.3g}",
-        "grad/weight": f"{result.block_grads_to_weights[block]:.2g}",
+        "grad/weight": _ratio(result.block_grads_to_weights[block], result.block_grads[block]),
         "stream_RMS": f"{stream.stream_rms:.3g}",
         "cosine": f"{stream.token_cosine:.3f}",
     }
     for sublayer in (s for s in result.sublayers if s.block == block and s.kind in _SHORT):
         short = _SHORT[sublayer.kind]
         row["attention" if short == "attn" else short] = f"{sublayer.part.grad_norm:.3g}"
-        row[f"{short}/stream"] = f"{sublayer.branch_ratio:.2g}"
+        row[f"{short}/stream"] = _ratio(sublayer.branch_ratio, sublayer.branch_rms)
     return row
+
+
+def _ratio(ratio: Estimate, numerator: Estimate) -> str:
+    """A ratio; where there is something to divide and none came of it, it was divided by zero."""
+    from probes.norms import Status
+
+    divided = ratio.status is Status.NONE and numerator.status is not Status.NONE
+    return "undefined" if divided else f"{ratio:.2g}"
 
 
 def _shortcut_only(stream: BoundaryReading) -> str:

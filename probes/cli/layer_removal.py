@@ -73,7 +73,10 @@ def layer_removal(
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
     seq_len: Annotated[
         int | None,
-        typer.Option(help=f"Tokens per sequence. [default: {_SEQ_LEN}, or the model's context if shorter]", show_default=False),
+        typer.Option(
+            help=f"Tokens per sequence, special ones included. [default: {_SEQ_LEN}, or the model's context if shorter]",
+            show_default=False,
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 1,
     threshold: Annotated[float, typer.Option(help="Nats per token below which a unit is called cheap.")] = 0.1,
@@ -355,6 +358,8 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
     import matplotlib as mpl
 
     mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     from figures._style import save_figure
     from figures.layer_removal import draw
 
@@ -364,6 +369,7 @@ def _write(folder: Path, result: LayerRemoval, record: dict[str, object], loaded
     figure = draw(frame, headline(result, loaded))
     for suffix in ("png", "svg"):
         save_figure(figure, folder / f"layer_removal.{suffix}")
+    plt.close(figure)
 
 
 def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
@@ -375,7 +381,7 @@ def _table(result: LayerRemoval, loaded: Checkpoint, text_name: str) -> str:
     lines = [
         headline(result, loaded),
         f"{result.n_tokens} tokens, {result.n_predictions} predicted, {text_name}; {result.dtype} on {result.device}",
-        f"full model: {result.loss:.4g} nats/token, perplexity {result.perplexity:.4g}; ± over {result.samples} (bootstrap)",
+        f"full model: {result.loss:.4g} nats/token, perplexity {_perplexity(result)}; ± over {result.samples} (bootstrap)",
         "",
         render(columns, [_row(cost) for cost in shown], wide=sys.stdout.isatty()),
         "",
@@ -409,12 +415,22 @@ def _shown(costs: Sequence[UnitCost]) -> list[UnitCost]:
     return [*costs[:edge], *sorted(middle, key=lambda cost: cost.unit.start), *costs[-edge:]]
 
 
+def _perplexity(result: LayerRemoval) -> str:
+    from probes.removal_result import perplexity_text
+
+    finite = math.isfinite(result.loss.value)
+    return perplexity_text(result.perplexity, ".4g") if finite else f"{result.perplexity:.4g}"
+
+
 def _row(cost: UnitCost) -> dict[str, object]:
+    from probes.paired_bootstrap import Interval
+    from probes.removal_result import perplexity_text
+
     return {
         "removed": cost.unit.name,
         "Δ_nats/token": f"{cost.delta_loss:+.3g}",
-        "Δ_PPL": f"{cost.delta_perplexity:+.3g}",
-        **{name: f"{value:.3g}" for name, value in cost.estimates.items()},
+        "Δ_PPL": perplexity_text(cost.delta_perplexity, "+.3g"),
+        **{name: f"{Interval(value=value):.3g}" for name, value in cost.estimates.items()},
     }
 
 

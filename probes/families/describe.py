@@ -188,6 +188,7 @@ def _head(model: nn.Module, family: Family) -> Head:
         scale=family.logit_scale / family.logit_divisor,
         softcap=softcap,
         modules=tuple(module for module in family.head if _has(model, module)),
+        in_backbone=tuple(module for module in family.head[1:] if _has(model, module)),
     )
 
 

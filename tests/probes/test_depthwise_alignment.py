@@ -1,6 +1,7 @@
 """The alignment of updates with their own depth-wise gradient, on own models and on families."""
 
 import dataclasses
+import json
 from functools import partial
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from keel_theory.depthwise_training import depthwise_step
 from keel_theory.schemes import SCHEMES
 from probes.config import ModelConfig
-from probes.depthwise_alignment import measure_depthwise_alignment, pooled
+from probes.depthwise_alignment import AlignmentStatus, measure_depthwise_alignment, pooled
 from probes.errors import UnsupportedModelError
 from probes.families import describe_model
 from probes.gradient_capture import tapped
+from probes.layout import ResidualLayout
 from probes.model import Transformer
 from tests.probes._tiny import FAMILIES, PARALLEL, tiny_ids, tiny_model
 
@@ -198,3 +200,93 @@ def test_a_wrong_boundary_is_refused() -> None:
     wrong = dataclasses.replace(layout, sublayers=(dataclasses.replace(layout.sublayers[0], boundary_in=last),))
     with pytest.raises(UnsupportedModelError, match="block 0 attention: the branch does not depend on the stream"):
         measure_depthwise_alignment(model, wrong, tiny_ids())
+
+
+BAD_WEIGHTS = {"nan": float("nan"), "inf": float("inf"), "overflow": 3e307}
+
+
+@pytest.mark.parametrize("bad", BAD_WEIGHTS)
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_one_bad_weight_is_no_missing_update(bad: str, index: int) -> None:
+    """What it reaches is not finite and is said to be so; what lies before it is as it was."""
+    model = _own("pre_ln")
+    layout = describe_model(model)
+    before = measure_depthwise_alignment(model, layout, tiny_ids()).sublayers[:index]
+    with torch.no_grad():
+        matrix = next(p for p in list(model.sublayers())[index].branch.function.parameters() if p.ndim == 2)
+        matrix[0, :] = BAD_WEIGHTS[bad]
+    result = measure_depthwise_alignment(model, layout, tiny_ids())
+    assert result.sublayers[:index] == before
+    reached = result.sublayers[index]
+    assert reached.status("alignment") is AlignmentStatus.NAN
+    assert reached.updated_share == 1.0
+    assert "have no update" not in " ".join(result.verdict())
+    assert "are not a number (NaN)" in " ".join(result.verdict())
+    frame = result.to_frame()
+    assert set(frame.loc[frame["value"].isna(), "status"]) <= {"nan", "undefined"}
+
+
+def test_nan_in_one_batch_of_several_stays_in_the_mean() -> None:
+    model = _own("pre_ln")
+    layout = describe_model(model)
+    with torch.no_grad():
+        model.embedding.weight[5] = float("nan")
+    row = pooled(model, layout, [torch.full((1, 3), 4), torch.full((1, 3), 5)]).sublayers[0]
+    assert row.status("alignment") is AlignmentStatus.NAN
+
+
+def _odd_branch(scale: float) -> tuple[Transformer, ResidualLayout]:
+    """A branch u = A x with a skew A and a symmetric part of this scale: its own gradient is (A + A^T) x."""
+    model = _own("pre_ln")
+    sublayer = list(model.sublayers())[1]
+    matrix = torch.zeros(16, 16, dtype=torch.float64)
+    matrix[0, 1], matrix[1, 0] = 1.0, -1.0
+    matrix += scale * torch.eye(16, dtype=torch.float64)
+    sublayer.branch.forward = lambda stream, rotary=None, gate=None: sublayer.branch.function(stream @ matrix.T)
+    sublayer.branch.function = torch.nn.Identity()
+    return model, describe_model(model)
+
+
+def test_a_gradient_of_exactly_zero_has_no_alignment_and_says_so() -> None:
+    model, layout = _odd_branch(0.0)
+    result = measure_depthwise_alignment(model, layout, tiny_ids())
+    row = result.sublayers[1]
+    assert row.alignment is None
+    assert row.status("alignment") is AlignmentStatus.UNDEFINED
+    assert row.target_ratio == pytest.approx(1.0)
+    record = row.to_dict()
+    assert json.loads(json.dumps(record, allow_nan=False))["status"]["alignment"] == "undefined"
+    assert "their own gradient is exactly zero (block 0 ffn)" in " ".join(result.verdict())
+    whole, layout = _odd_branch(0.5)
+    assert measure_depthwise_alignment(whole, layout, tiny_ids()).sublayers[1].status("alignment") is AlignmentStatus.MEASURED
+
+
+def test_a_stream_of_zero_has_no_cosine_with_it() -> None:
+    model = _own("pre_ln")
+    silent = next(iter(model.sublayers())).branch.function
+    silent.register_forward_hook(lambda _, args, out: 0 * out + 1)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    row = measure_depthwise_alignment(model, describe_model(model), tiny_ids(1, 3)).sublayers[0]
+    assert [row.status(name) for name in ("stream_cosine", "step_ratio")] == [AlignmentStatus.UNDEFINED] * 2
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_updates_of_any_size_have_an_alignment(scale: float) -> None:
+    model = _own("pre_ln")
+    layout = describe_model(model)
+    index = len(layout.sublayers) - 1
+    with torch.no_grad():
+        for matrix in (list(model.sublayers())[index].branch.function.down.weight,):
+            matrix.mul_(scale)
+    row = measure_depthwise_alignment(model, layout, tiny_ids()).sublayers[index]
+    assert row.updated_share == 1.0
+    assert -1 <= row.alignment <= 1
+    assert 0 < row.step_ratio < float("inf")
+
+
+def test_shapes_without_values_are_refused() -> None:
+    with torch.device("meta"):
+        model = _own("keel")
+    with pytest.raises(UnsupportedModelError, match=r"on the meta device .*shapes and no values; load the weights first"):
+        measure_depthwise_alignment(model, describe_model(_own("keel")), tiny_ids())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -13,9 +14,12 @@ import transformers
 from torch import nn
 
 from keel_theory.schemes import SCHEMES
+from probes.config import tiny
+from probes.errors import UnsupportedModelError
 from probes.families import describe_model
 from probes.gradient_norms import measure_gradient_norms
 from probes.gradient_result import GradientNorms
+from probes.layer_removal import measure_layer_removal
 from probes.layout import BlockKind, Boundary, Head, Objective, ResidualLayout, Side, SublayerLayout, Tap
 from probes.model import Transformer, residual_layout
 from probes.norms import Status
@@ -589,3 +593,60 @@ def test_norm_gains_are_effective_gains() -> None:
     name = "model.layers.0.input_layernorm"
     stored = model.get_submodule(name).weight.detach()
     assert result.sublayers[0].norm_gains[name] == pytest.approx(float((1 + stored).abs().max()))
+
+
+def measured(n_blocks: int, spoil: Callable[[Transformer], None] = lambda model: None) -> GradientNorms:
+    model = own_model("pre_ln", n_blocks=n_blocks)
+    with torch.no_grad():
+        spoil(model)
+    return measure_gradient_norms(model, [own_ids(model)])
+
+
+def nan_above_the_first_block(model: Transformer) -> None:
+    next(iter(model.blocks[1].parameters())).fill_(math.nan)
+
+
+def all_zero(model: Transformer) -> None:
+    for parameter in model.parameters():
+        parameter.zero_()
+
+
+def test_nothing_is_compared_over_the_depth_of_one_block() -> None:
+    verdict = " ".join(measured(1).verdict())
+    assert "median over" not in verdict
+    assert "x that at the last block" not in verdict
+    assert "at the input of the only block: " in verdict
+
+
+def test_tokens_are_not_said_to_stay_apart_over_a_stream_of_nan() -> None:
+    verdict = " ".join(measured(3, nan_above_the_first_block).verdict())
+    assert "Tokens stay apart" not in verdict
+    assert "boundaries with a cosine the largest mean cosine" in verdict
+    assert "No block's" not in verdict
+
+
+def test_zeros_have_no_median_no_cosine_and_no_ratio() -> None:
+    result = measured(3, all_zero)
+    verdict = " ".join(result.verdict())
+    assert "median over" not in verdict
+    assert "Tokens" not in verdict
+    assert {s.branch_ratio.status for s in result.sublayers} == {Status.NONE}
+    assert {b.token_cosine.status for b in result.boundaries[:-1]} == {Status.NAN}
+
+
+def test_positions_without_a_stream_have_no_direction() -> None:
+    """Two equal tokens and one of zeros: the cosine is that of the two."""
+    model = own_model("pre_ln")
+    with torch.no_grad():
+        model.embedding.weight[5] = 0.0
+    result = measure_gradient_norms(model, [torch.tensor([[4, 4, 5]])])
+    assert result.boundaries[0].token_cosine.value == pytest.approx(1.0)
+
+
+def test_shapes_without_values_are_refused() -> None:
+    with torch.device("meta"):
+        model = Transformer(tiny("keel"), initialise=False)
+    with pytest.raises(UnsupportedModelError, match=r"on the meta device .*: they have shapes and no values; load the weights"):
+        measure_gradient_norms(model, [torch.arange(6)[None]])
+    with pytest.raises(UnsupportedModelError, match="on the meta device"):
+        measure_layer_removal(model, [TokenBatch(torch.arange(6)[None], torch.arange(6)[None])])

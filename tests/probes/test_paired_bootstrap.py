@@ -88,3 +88,17 @@ def test_seeds_make_it_repeatable() -> None:
 )
 def test_text(interval: Interval, text: str) -> None:
     assert f"{interval:+.3g}" == text
+
+
+HUGE = [(6500.0, 6428.0), (6428.0, 6500.0), (6428.0, 6428.0), (7000.0, 2.0), (2.0, 7000.0)]
+
+
+@pytest.mark.parametrize(("variant", "intact"), HUGE)
+def test_a_huge_but_finite_loss_keeps_the_sign_of_both_differences(variant: float, intact: float) -> None:
+    result = paired_differences(np.outer([intact, variant], np.ones(12)), np.ones(12))
+    assert result.delta_loss[0].value == pytest.approx(variant - intact)
+    assert math.isfinite(result.delta_loss[0].high)
+    delta = result.delta_perplexity[0].value
+    assert not math.isnan(delta)
+    assert np.sign(delta) == np.sign(variant - intact)
+    assert math.isinf(delta) == (variant != intact)

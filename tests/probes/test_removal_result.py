@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -140,3 +141,54 @@ def test_each_removal_keeps_its_own_loss_where_the_full_model_has_none() -> None
     without = [(row["place"], row["value"], row["status"]) for row in rows if row["metric"] == "loss_without"]
     assert without == [("block 0", None, "nan"), ("block 1", 5.8, "ok"), ("block 2", None, "nan")]
     assert [row["value"] for row in rows if row["metric"] == "delta_loss"] == [None] * 3
+
+
+ONE_TO_THREE = {
+    "one": ([9.0], "Without block 0, the only removal with a finite loss: +9 ± 0.001 nats/token."),
+    "two": ([9.0, 0.0], "Most costly (nats/token): block 0 +9 ± 0.001; block 1 +0 ± 0.001. Least: block 1 +0 ± 0.001."),
+    "three": ([9.0, 0.1, 9.0], "Most costly (nats/token): block 0 +9 ± 0.001"),
+    "all alike": ([0.0] * 6, "All 6 removals with a finite loss cost the same: +0 ± 0.001 nats/token."),
+    "one of many": ([math.nan, 9.0, math.nan], "Without block 1, the only removal with a finite loss"),
+}
+
+
+@pytest.mark.parametrize(("losses", "words"), ONE_TO_THREE.values(), ids=ONE_TO_THREE)
+def test_few_or_equal_costs_are_not_ranked(losses: list[float], words: str) -> None:
+    verdict = result(losses).verdict()
+    assert verdict[0].startswith(words)
+    if len(losses) <= 3:
+        assert not any("critical" in sentence or "middle" in sentence for sentence in verdict)
+    assert not any("Rank correlation" in sentence for sentence in verdict)
+
+
+@pytest.mark.parametrize("end", [0, -1])
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_an_end_without_a_number_is_compared_with_nothing(end: int, lost: float) -> None:
+    losses = [3.0, 0.1, 0.1, 0.2, 3.0]
+    losses[end] = lost
+    verdict = " ".join(result(losses).verdict())
+    assert "critical" not in verdict
+    assert "nan" not in verdict
+
+
+@pytest.mark.parametrize("n_samples", [2, 4])
+def test_an_interval_over_a_handful_of_samples_calls_nothing_certain(n_samples: int) -> None:
+    few = replace(result([8.0, 0.1, -0.5, 0.01, 1.5]), n_samples=n_samples, samples=f"{n_samples} stretches of 32 tokens")
+    verdict = few.verdict()
+    assert f"The text is {n_samples} stretches of 32 tokens: too little for an interval to be trusted" in " ".join(verdict)
+    assert not any("with confidence" in sentence or "First and last" in sentence for sentence in verdict)
+    assert any("with confidence" in sentence for sentence in replace(few, n_samples=8).verdict())
+
+
+def test_depth_in_use_is_not_known_without_a_loss() -> None:
+    assert result([1.0, 2.0], full=math.nan).to_dict()["effective_depth"] is None
+    assert result([1.0, 2.0]).to_dict()["effective_depth"] == 2
+
+
+@pytest.mark.parametrize(("estimates", "known"), [([1.0, 1.0, 1.0], False), ([1.0, 2.0], False), ([1.0, 3.0, 2.0], True)])
+def test_ranks_of_two_points_or_of_constants_are_not_correlated(estimates: list[float], known: bool) -> None:
+    plain = result([0.5, 0.9, 0.7][: len(estimates)])
+    costs = tuple(replace(c, estimates={"taylor": e}) for c, e in zip(plain.costs, estimates, strict=True))
+    both = replace(plain, costs=costs)
+    assert any("Rank correlation" in sentence for sentence in both.verdict()) == known
+    assert (both.to_dict()["rank_correlations"]["taylor"] is not None) == known

@@ -6,11 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
+from probes.checkpoint import Checkpoint, load_checkpoint
 from probes.errors import TextError
 from probes.layout import Objective
-from probes.text import IGNORED, causal_batches, checkpoint_batches, default_text, masked_batches, read_text
+from probes.text import IGNORED, causal_batches, checkpoint_batches, default_text, masked_batches, read_text, sequence_length
 from probes.tokenization import ByteTokenizer
+from tests.probes._all_families import tiny_of_kind
+from tests.probes._tiny import tiny_model
 
 
 def test_default_text_is_english_prose_of_some_length() -> None:
@@ -124,3 +129,62 @@ def test_a_shorter_rest_is_left_out_unless_it_is_all_there_is() -> None:
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     with pytest.raises(TextError, match="outside the model's vocabulary of 100"):
         checkpoint_batches(_checkpoint(vocab_size=100), "zz", n_tokens=10)
+
+
+WORDS = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3} | {f"w{i}": i for i in range(4, 64)}
+AROUND = {
+    "bert": ("[CLS] $A [SEP]", (1,), (2,)),
+    "end only": ("$A [SEP]", (), (2,)),
+    "two before": ("[CLS] [SEP] $A [SEP]", (1, 2), (2,)),
+    "none": (None, (), ()),
+}
+
+
+def masked_checkpoint(template: str | None, folder: Path) -> Checkpoint:
+    """A masked language model with a tokenizer of words that puts its special tokens as the template says."""
+    tiny_model("bert", torch.float32).save_pretrained(folder)
+    backend = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if template is not None:
+        special = [(name, WORDS[name]) for name in ("[CLS]", "[SEP]")]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", mask_token="[MASK]")
+    fast.save_pretrained(folder)
+    return load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("template", "before", "after"), AROUND.values(), ids=AROUND)
+def test_masked_sequences_stand_between_the_tokenizers_own_special_tokens(template, before, after, tmp_path) -> None:
+    checkpoint = masked_checkpoint(template, tmp_path)
+    text = " ".join(f"w{4 + i % 60}" for i in range(200))
+    batches = checkpoint_batches(checkpoint, text, n_tokens=100, seq_len=20, batch_size=2, seed=5)
+    n_around = len(before) + len(after)
+    assert {batch.inputs.shape[1] for batch in batches} == {20}
+    for batch in batches:
+        body = batch.inputs[:, len(before) : 20 - len(after)]
+        targets = batch.targets[:, len(before) : 20 - len(after)]
+        assert batch.inputs[:, : len(before)].tolist() == [list(before)] * len(body)
+        assert batch.inputs[:, 20 - len(after) :].tolist() == [list(after)] * len(body)
+        assert batch.n_predictions == int((targets != IGNORED).sum()) == len(body) * round(0.15 * (20 - n_around))
+        assert ((body == 3) == (targets != IGNORED)).all()
+        assert not torch.isin(body, torch.tensor([0, 1, 2])).any()
+    plain = masked_batches(
+        checkpoint.tokenizer.encode(text), n_tokens=100, seq_len=20 - n_around, mask_id=3, batch_size=2, seed=5
+    )
+    assert all(torch.equal(a.inputs[:, len(before) : 20 - len(after)], b.inputs) for a, b in zip(batches, plain, strict=False))
+
+
+def test_special_tokens_that_leave_no_room_are_refused(tmp_path) -> None:
+    checkpoint = masked_checkpoint("[CLS] $A [SEP]", tmp_path)
+    with pytest.raises(TextError, match=r"a sequence of 3 tokens holds 2 special ones .* a seq_len of at least 4 works"):
+        checkpoint_batches(checkpoint, "w4 w5 w6 w7 w8", n_tokens=5, seq_len=3)
+
+
+def test_a_table_of_positions_that_starts_after_the_padding_is_no_longer_than_it_is() -> None:
+    model = tiny_of_kind("roberta-masked", torch.float32)
+    checkpoint = SimpleNamespace(model=model, source="roberta")
+    longest = sequence_length(checkpoint, None)
+    assert longest == 64 - 1 - model.config.pad_token_id
+    assert torch.isfinite(model(torch.full((1, longest), 5)).logits).all()
+    with pytest.raises(TextError, match=f"context of roberta, {longest} tokens"):
+        sequence_length(checkpoint, longest + 1)
