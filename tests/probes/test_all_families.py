@@ -32,7 +32,7 @@ REFUSED = {
     "neomme-masked": HEAD_UNKNOWN,
     **dict.fromkeys(("dory", "gemma3n_text", "hrm_text", "longcat_flash", "xlm"), NO_SINGLE_LIST),
     **dict.fromkeys(("albert-masked", "funnel-masked", "squeezebert-masked", "xlm-masked"), NO_SINGLE_LIST),
-    "bert": "configured as a decoder",
+    **dict.fromkeys(("bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta"), "is no masked language model"),
     **dict.fromkeys(("bert-generation", "reformer"), "neither a causal nor a masked language model"),
     "llama4_text": "no linear language-model head over a backbone",
     "zamba2": "a trial pass failed: KeyError",
