@@ -245,6 +245,6 @@ def test_contradictions_are_usage_errors(app, options, message):
 
 
 def test_importing_the_judge_and_the_command_needs_no_torch():
-    modules = "probes.cli.max_lr, probes.divergence, probes.loss_logs, probes.seed_summary"
+    modules = "probes.cli.max_lr, probes.divergence, probes.logs, probes.seed_summary"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
