@@ -134,7 +134,7 @@ class StreamingJudge:
         self,
         step: int,
         learning_rate: float,
-        loss: float,
+        loss: float | None,
         grad_norm: float | None = None,
         batch_losses: Sequence[float] | None = None,
     ) -> bool:
@@ -164,6 +164,7 @@ class StreamingJudge:
             raise RunRecordError(f"step {step} comes after step {self._steps[-1]}; steps must increase")
         if not (math.isfinite(learning_rate) and learning_rate >= 0):
             raise RunRecordError(f"learning rate {learning_rate} at step {step}; it must be a finite number >= 0")
+        loss = math.nan if loss is None else loss
         self._note_batch(step, batch_losses)
         self._steps.append(step)
         self._rates.append(learning_rate)
@@ -264,11 +265,12 @@ def _fault_words(reference: Judgement) -> str:
 def judge_run(
     steps: Sequence[int],
     learning_rates: Sequence[float],
-    losses: Sequence[float],
+    losses: Sequence[float | None],
     grad_norms: Sequence[float | None] | None = None,
     *,
     batch_losses: FloatArray | None = None,
     ramp_steps: int | None = None,
+    first_step: int | None = None,
     landmarks: Landmarks | None = None,
     thresholds: JudgeThresholds | None = None,
     to_end: bool = False,
@@ -297,13 +299,14 @@ def judge_run(
     if batch_losses is not None and (batch_losses.ndim != 2 or len(batch_losses) != len(steps)):
         raise RunRecordError(f"{len(steps)} steps and batch losses of shape {batch_losses.shape}; it must be (n, k)")
     length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
+    length += (first_step or 1) - 1
     if steps[-1] > length:
         raise RunRecordError(f"step {steps[-1]} lies beyond the ramp of {length} steps; a ramp ends with its last step")
     judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
     norms: Sequence[float | None] = [None] * len(steps) if grad_norms is None else grad_norms
     batches = [None] * len(steps) if batch_losses is None else batch_losses.tolist()
     for step, rate, loss, norm, batch in zip(steps, learning_rates, losses, norms, batches, strict=True):
-        if judge.feed(int(step), float(rate), float(loss), norm, batch):
+        if judge.feed(int(step), float(rate), loss, norm, batch):
             break
     return judge.judgement()
 
