@@ -1,7 +1,7 @@
 """Which column holds what: by the names that programs give to a loss, a learning rate, a step and a gradient norm.
 
-A column's name may begin with a label of its own (``run 7 - train/loss``). Optimizer steps come before log calls: ``global_step``
-before ``step`` before ``_step``.
+A column's name may begin with a label of its own (``run 7 - train/loss``). Optimizer steps come before log calls:
+``global_step`` before ``step`` before ``_step``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from probes.logs.table import LossLogError, Row, is_known, listing, words
 
 __all__ = ["OF_BATCH", "QUANTITIES", "Columns", "find_columns", "given_columns", "is_other_column", "is_share_column"]
 
-_NAMES = {
-    "loss": ("loss", "train_loss", "training_loss", "loss_train", "lm_loss", "train_lm_loss", "loss_avg")
-    + ("train_loss_step", "training_loss_step", "loss_step"),
-    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_0", "learning_rate_0", "lr_adamw"),
-    "step": ("global_step", "trainer_global_step", "train_global_step", "optimizer_step", "optimizer_steps", "num_updates")
-    + ("updates", "train_step", "step", "iteration", "iter", "steps"),
-    "grad_norm": ("grad_norm", "gradient_norm", "train_grad_norm", "total_grad_norm", "total_norm", "gradnorm")
-    + ("global_grad_norm", "grad_2_0_norm_total"),
-    "unigram_loss": ("unigram_loss", "train_unigram_loss"),
-    "bigram_loss": ("bigram_loss", "train_bigram_loss"),
+_NAMES: dict[str, tuple[str, ...]] = {
+    quantity: tuple(names.split())
+    for quantity, names in {
+        "loss": "loss train_loss training_loss loss_train lm_loss train_lm_loss loss_avg train_loss_step training_loss_step "
+        "loss_step",
+        "lr": "lr learning_rate train_lr train_learning_rate lr_0 learning_rate_0 lr_adamw",
+        "step": "global_step trainer_global_step train_global_step optimizer_step optimizer_steps num_updates updates "
+        "train_step step iteration iter steps",
+        "grad_norm": "grad_norm gradient_norm train_grad_norm total_grad_norm total_norm gradnorm global_grad_norm "
+        "grad_2_0_norm_total",
+        "unigram_loss": "unigram_loss train_unigram_loss",
+        "bigram_loss": "bigram_loss train_bigram_loss",
+    }.items()
 }
 OF_BATCH = ("unigram_loss", "bigram_loss")
 QUANTITIES = ("loss", "lr", "step", "grad_norm", "run", *OF_BATCH)
@@ -212,7 +215,7 @@ def _gradient_column(norms: Sequence[_Candidate], label: str, notes: list[str]) 
 def _step_column(
     steps: Sequence[_Candidate], label: str, rows: Sequence[Row], names: Mapping[str, str], notes: list[str]
 ) -> dict[str, str]:
-    """The best known that stands beside every loss, rate and gradient norm and changes; else the one that stands beside most."""
+    """The best known that changes and stands beside every loss, rate and gradient norm; else the one beside most of them."""
     own = [each for each in steps if each.label in ("", label)] or list(steps)
     told = [names[quantity] for quantity in ("loss", "lr", "grad_norm") if quantity in names]
     of_steps = [row for row in rows if any(is_known(row.get(name)) for name in told)]

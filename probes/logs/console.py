@@ -29,14 +29,14 @@ _ANY_PROGRAM = re.compile(
 
 
 def console_rows(text: str, notes: list[str]) -> list[Row]:
-    """Rows of printed text, by the program whose lines are most; none where no line tells of a step.
+    r"""Rows of printed text, by the program whose lines are most; none where no line tells of a step.
 
     Args:
         text: of the file; colours and progress bars are left out.
         notes: what a Trainer does not print is named here.
 
     Example:
-        >>> console_rows("loading ...\\niter 7: loss 4.1250, time 12.34ms, mfu 1.23%", [])
+        >>> console_rows("loading ...\niter 7: loss 4.1250, time 12.34ms, mfu 1.23%", [])
         [{'iter': '7', 'loss': '4.1250', 'mfu': '1.23'}]
     """
     lines = _COLOUR.sub("", text).splitlines()

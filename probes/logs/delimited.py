@@ -30,7 +30,9 @@ def delimited_rows(source: str, text: str, notes: list[str]) -> list[Row]:
     delimiter = max(",;\t|", key=lines[0].count)
     spaced = delimiter not in lines[0]
     try:
-        cells = [line.split() for line in lines] if spaced else list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+        cells = (
+            [line.split() for line in lines] if spaced else list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+        )
     except csv.Error as error:
         raise LossLogError(f"'{source}' is not CSV: {error}") from error
     names, *body = ([cell.strip() for cell in row] for row in cells)
@@ -63,7 +65,9 @@ def _is_number(cell: str) -> bool:
 
 def _check_names(source: str, names: list[str]) -> None:
     if all(name and _is_number(name) for name in names):
-        raise LossLogError(f"'{source}' has no column names: its first line is {listing(names)}\nput a line such as step,loss,lr first")
+        raise LossLogError(
+            f"'{source}' has no column names: its first line is {listing(names)}\nput a line such as step,loss,lr first"
+        )
     twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
     if twice:
         raise LossLogError(f"'{source}' has several columns of the name {listing(twice)}; give each a name of its own")

@@ -45,8 +45,8 @@ def event_rows(files: Sequence[Path]) -> list[Row]:
         )
     except ImportError as error:
         raise TensorBoardError(
-            f"reading '{files[0]}' needs the package tensorboard, which is not installed: pip install 'keel-dynamics[logs]', or "
-            "pip install tensorboard; or export the scalars as CSV"
+            f"reading '{files[0]}' needs the package tensorboard, which is not installed: "
+            "pip install 'keel-dynamics[logs]', or pip install tensorboard; or export the scalars as CSV"
         ) from error
     rows: list[Row] = []
     for file in sorted(files):

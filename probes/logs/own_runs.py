@@ -21,7 +21,8 @@ def known_of_run(log: Path | None, notes: list[str]) -> dict[str, Any]:
         notes: files that cannot be read.
 
     Returns:
-        Those of ``ramp_steps``, ``unigram_entropy`` and ``initial_loss`` of :class:`~probes.logs.run_log.RunLog` that are known.
+        Those of ``ramp_steps``, ``unigram_entropy`` and ``initial_loss`` that are known, as in
+        :class:`~probes.logs.run_log.RunLog`.
     """
     if log is None or log.name != "log.jsonl":
         return {}

@@ -12,7 +12,7 @@ from probes.logs.columns import OF_BATCH, Columns, is_other_column, is_share_col
 from probes.logs.runs import RunChoice
 from probes.logs.table import LossLogError, Row, is_known, listing, number_in
 
-__all__ = ["Point", "WOBBLE", "merged", "one_run", "read_points"]
+__all__ = ["WOBBLE", "Point", "merged", "one_run", "read_points"]
 
 WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 _STEPS = 1 << 63
@@ -59,7 +59,9 @@ def read_points(rows: Sequence[Row], columns: Columns, source: str, notes: list[
         elif step is not None:
             points.append(Point(_whole(step, where), values, number))
         elif "lr" in values or not all(map(math.isfinite, values.values())):
-            raise LossLogError(f"{where} has no step, and what it says cannot be placed\nname another column with --column step=NAME")
+            raise LossLogError(
+                f"{where} has no step, and what it says cannot be placed\nname another column with --column step=NAME"
+            )
         else:
             skipped += bool(values)
     if skipped:
@@ -105,7 +107,9 @@ def _numbered(points: list[Point], notes: list[str]) -> list[Point]:
     return [Point(number, point.values, point.row) for number, group in enumerate(groups, start=1) for point in group]
 
 
-def one_run(points: Sequence[Point], rows: Sequence[Row], source: str, choice: RunChoice, notes: list[str]) -> list[list[Point]]:
+def one_run(
+    points: Sequence[Point], rows: Sequence[Row], source: str, choice: RunChoice, notes: list[str]
+) -> list[list[Point]]:
     """The points of one run, grouped by step, in increasing order of steps.
 
     Steps that go back to the first one begin another run. Where they go back to a later one, the run was resumed from a
@@ -128,7 +132,9 @@ def one_run(points: Sequence[Point], rows: Sequence[Row], source: str, choice: R
     labels = {str(number): run for number, run in enumerate(runs, start=1)}
     told_by = "steps that start again at the first one"
     if len(runs) > 1:
-        told_by += " (" + ", ".join(f"{run[0][0].step} to {run[-1][0].step}" for run in runs[:4]) + ", ..." * (len(runs) > 4) + ")"
+        told_by += (
+            " (" + ", ".join(f"{run[0][0].step} to {run[-1][0].step}" for run in runs[:4]) + ", ..." * (len(runs) > 4) + ")"
+        )
     run = labels[choice.among(list(labels), source, told_by)]
     if stray:
         notes.append(f"{stray} rows out of the order of steps were skipped")
@@ -253,10 +259,14 @@ def _refuse_runs(groups: Sequence[Sequence[Point]], rows: Sequence[Row], source:
     for name in dict.fromkeys(name for row in rows for name in row):
         labels = [[rows[point.row].get(name) for point in group] for group in groups]
         first = list(map(str, labels[0]))
-        if len(set(first)) > 1 and len(set(first)) == len(first) and all(set(map(str, group)) <= set(first) for group in labels):
+        if (
+            len(set(first)) > 1
+            and len(set(first)) == len(first)
+            and all(set(map(str, group)) <= set(first) for group in labels)
+        ):
             raise LossLogError(
                 f"'{source}' has {len(first)} rows of each step, told apart by column '{name}': {listing(first)}\n"
-                f"if these are runs, name them (--column run={name}) and choose one with --run; if they are micro-batches, rename it"
+                f"if these are runs, choose one: --column run={name} --run NAME; a column of micro-batches is named micro_batch"
             )
 
 
@@ -273,6 +283,8 @@ def _mean(group: Sequence[Point]) -> Point:
             point.values[key] = sum(known) / len(known)
         else:
             point.values.pop(key, None)
-    norms = [each.values["grad_norm"] for each in group if "grad_norm" in each.values]
-    point.values |= {"grad_norm": norm for norm in norms if not math.isfinite(norm)}
+    norms = [each.values.get("grad_norm", 0.0) for each in group]
+    broken = next((norm for norm in norms if not math.isfinite(norm)), None)
+    if broken is not None:
+        point.values["grad_norm"] = broken
     return point

@@ -84,8 +84,8 @@ class Ramp:
 def first_ramp_step(steps: NDArray[np.int64], n_steps: int) -> int:
     """The number that a log gives to the first optimizer step of a ramp.
 
-    0 where the log counts from 0. Otherwise 1, unless the numbers exceed the ramp: then the ramp begins with the log, as after a
-    start from a checkpoint.
+    0 where the log counts from 0. Otherwise 1, unless the numbers exceed the ramp: then the ramp begins with the log, as
+    after a start from a checkpoint.
 
     Args:
         steps: shape (n,), increasing.
@@ -104,7 +104,9 @@ def first_ramp_step(steps: NDArray[np.int64], n_steps: int) -> int:
 
 
 def logged_rates(points: Sequence[Point], source: str, notes: list[str]) -> FloatArray:
-    """The logged rates; between two of them those of a straight line, and at either end the nearest for as long as they lie apart.
+    """The logged rates, interpolated between two of them.
+
+    At either end the nearest one stands, for as long as logged rates usually lie apart.
 
     Args:
         points: one per step, at least one with a rate.

@@ -54,6 +54,8 @@ def read_loss_log(
         LossLogError: if the log cannot be read; has no losses, or no learning rates where they are needed; or holds several
             runs and none is named.
     """
+    if loss_unit not in LOSS_UNITS:
+        raise LossLogError(f"no unit '{loss_unit}' (--loss-unit); known are {', '.join(LOSS_UNITS)}")
     choice = RunChoice(runs)
     table = read_table(path, choice)
     source, notes = table.source, table.notes
@@ -78,6 +80,7 @@ def read_loss_log(
         grad_norms=tuple(point.values.get("grad_norm") for point in points) if "grad_norm" in found.names else None,
         batch_losses=LOSS_UNITS[loss_unit] * _batch_losses(points) if OF_BATCH[0] in found.names else None,
         notes=tuple(notes),
+        of_own_folder=bool(own),
         **own if ramp is None else own | {"ramp_steps": ramp.steps},
     )
 
@@ -109,7 +112,7 @@ def _rates(
         raise LossLogError(f"'{source}' has learning rates, in column '{names['lr']}'; leave out --ramp")
     if "step" not in names and len(points) != ramp.steps:
         raise LossLogError(
-            f"'{source}' has {len(points)} rows without steps, and the ramp has {ramp.steps} steps (--ramp): which are logged?\n"
+            f"'{source}' has {len(points)} rows without steps, and a ramp of {ramp.steps} steps is given (--ramp)\n"
             "name the column of steps with --column step=NAME"
         )
     return ramp.rates(steps, source)

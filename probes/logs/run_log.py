@@ -29,9 +29,10 @@ class RunLog:
         batch_losses: on the same batches, of models that know the frequencies of tokens and of pairs, nats per token, shape
             (n, 2), a row of not-a-numbers where either is missing; None where the log does not have both.
         notes: what was averaged, skipped or replaced, in words.
-        ramp_steps: length of the ramp, where the log is of a run of this toolkit; None where that is not known.
-        unigram_entropy: of its text, nats, likewise.
+        ramp_steps: length of the ramp, where that is given or the log is of a run of this toolkit; None where it is not known.
+        unigram_entropy: of its text, nats, where the log is of a run of this toolkit.
         initial_loss: of an untrained model on its text (ln V), nats, likewise.
+        of_own_folder: whether any of these three is from the folder of such a run.
     """
 
     source: str
@@ -44,7 +45,14 @@ class RunLog:
     ramp_steps: int | None = None
     unigram_entropy: float | None = None
     initial_loss: float | None = None
+    of_own_folder: bool = False
     batch_losses: FloatArray | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps from the first to the last, the distance between two of them included."""
+        apart = float(np.median(np.diff(self.steps))) if len(self.steps) > 1 else 1.0
+        return round(float(self.steps[-1] - self.steps[0]) + apart)
 
     def ramp(self) -> RunLog:
         """The part up to the last point at the highest learning rate: what decays after it is no part of the ramp.
@@ -71,7 +79,7 @@ class RunLog:
         )
 
     def first_step_of(self, ramp_steps: int) -> int:
-        """The number that the log gives to the first step of a ramp of so many steps: :func:`~probes.logs.rates.first_ramp_step`.
+        """The log's number of the first step of such a ramp: :func:`~probes.logs.rates.first_ramp_step`.
 
         Raises:
             LossLogError: if the log goes on beyond such a ramp.
@@ -79,7 +87,9 @@ class RunLog:
         first, last = first_ramp_step(self.steps, ramp_steps), int(self.steps[-1])
         if last >= first + ramp_steps:
             counted = "" if first == 1 else f" that begins at step {first}"
-            raise LossLogError(f"'{self.source}' goes on to step {last}, beyond a ramp of {ramp_steps} steps{counted} (--ramp-steps)")
+            raise LossLogError(
+                f"'{self.source}' goes on to step {last}, beyond a ramp of {ramp_steps} steps{counted} (--ramp-steps)"
+            )
         return first
 
     def _check_ramp(self, rates: FloatArray, stop: int) -> None:

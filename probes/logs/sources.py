@@ -92,7 +92,7 @@ def _of_folder(folder: Path, choice: RunChoice) -> Table:
     places = [place for place in _subfolders(folder, _DEPTH) if _log_in(place) is not None]
     if not places:
         raise LossLogError(
-            f"folder '{folder}' holds no log: no {', '.join(_FILES)}, TensorBoard event file or DeepSpeed CSV files\nname a log file"
+            f"folder '{folder}' holds no {', '.join(_FILES)}, TensorBoard event file or CSV files of DeepSpeed\nname a log file"
         )
     names = {str(place.relative_to(folder)): place for place in places}
     chosen = names[choice.among(list(names), str(folder), "their folders")]
