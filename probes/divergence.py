@@ -299,7 +299,12 @@ def judge_run(
     if batch_losses is not None and (batch_losses.ndim != 2 or len(batch_losses) != len(steps)):
         raise RunRecordError(f"{len(steps)} steps and batch losses of shape {batch_losses.shape}; it must be (n, k)")
     length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
-    length += (first_step or 1) - 1
+    shift = (first_step or 1) - 1
+    if shift:
+        shifted = judge_run([s - shift for s in steps], learning_rates, losses, grad_norms, batch_losses=batch_losses,
+                            ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
+        onset = None if shifted.onset_step is None else shifted.onset_step + shift
+        return replace(shifted, onset_step=onset)
     if steps[-1] > length:
         raise RunRecordError(f"step {steps[-1]} lies beyond the ramp of {length} steps; a ramp ends with its last step")
     judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
