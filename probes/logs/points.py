@@ -112,7 +112,7 @@ def one_run(
 ) -> list[list[Point]]:
     """The points of one run, grouped by step, in increasing order of steps.
 
-    Steps that go back to the first one begin another run. Where they go back to a later one, the run was resumed from a
+    Steps that go back to the first one begin another run, unless they repeat the earlier rows to the letter. Where they go back to a later one, the run was resumed from a
     checkpoint, and what was logged before from there on is dropped. A single step out of its place, after which the steps go on
     as before it, is dropped itself.
 
@@ -129,6 +129,7 @@ def one_run(
     ordered = _by_shares(points, rows)
     groups = [list(group) for _, group in itertools.groupby(_joined(ordered), key=lambda point: point.step)]
     runs, stray = _split(groups)
+    runs = [run for run, later in itertools.zip_longest(runs, runs[1:]) if later is None or not _is_repeated(run, later)]
     labels = {str(number): run for number, run in enumerate(runs, start=1)}
     told_by = "steps that start again at the first one"
     if len(runs) > 1:
@@ -189,6 +190,16 @@ def _split(groups: list[list[Point]]) -> tuple[list[list[list[Point]]], int]:
                 continue
         run.append(group)
     return runs, stray
+
+
+def _is_repeated(run: list[list[Point]], later: list[list[Point]]) -> bool:
+    """Whether a later run has every row of this one, as where a log is written anew by a run that goes on."""
+    written = {group[0].step: [_text(point) for point in group] for group in later}
+    return all(written.get(group[0].step) == [_text(point) for point in group] for group in run)
+
+
+def _text(point: Point) -> str:
+    return repr(sorted(point.values.items()))  # so that not-a-numbers are equal
 
 
 def _without_overlap(groups: list[list[Point]], source: str, notes: list[str]) -> list[list[Point]]:

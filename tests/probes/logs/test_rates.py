@@ -21,7 +21,7 @@ def test_a_ramp_of_the_toolkit_is_that_of_its_training(tmp_path):
 
     config = small_run(steps=50, peak_lr=0.02)
     log = read_loss_log(without_rates(tmp_path, range(1, 51)), ramp=Ramp(start=0, peak=0.02, steps=50))
-    np.testing.assert_allclose(log.learning_rates, [config.lr(k) for k in range(1, 51)], rtol=1e-12)
+    np.testing.assert_allclose(log.learning_rates, [config.learning_rate(k) for k in range(1, 51)], rtol=1e-12)
 
 
 NUMBERINGS = {  # steps of the log, and which step of the ramp each is

@@ -148,6 +148,15 @@ def test_a_start_anew_is_another_run(tmp_path, form, first):
     assert len(read_loss_log(path, runs=["1"]).steps) == 15
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "trainer_state"])
+def test_rows_that_are_written_again_are_the_same_run(tmp_path, form):
+    table = [row | ({"loss": float("nan")} if row["step"] == 7 and form == "jsonl" else {}) for row in of_run(0)]
+    log = read_loss_log(write_as(form, tmp_path, table[:15] + table))
+    assert log.steps.tolist() == list(STEPS)
+    changed = [row | ({"loss": 9.0} if row["step"] == 15 else {}) for row in table]
+    refused(write_as(form, tmp_path, changed[:15] + table), "holds 2 runs")
+
+
 def test_a_start_anew_whose_rows_are_sparse_is_another_run(tmp_path):
     table = [
         part
