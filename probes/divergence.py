@@ -301,8 +301,17 @@ def judge_run(
     length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
     shift = (first_step or 1) - 1
     if shift:
-        shifted = judge_run([s - shift for s in steps], learning_rates, losses, grad_norms, batch_losses=batch_losses,
-                            ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
+        shifted = judge_run(
+            [s - shift for s in steps],
+            learning_rates,
+            losses,
+            grad_norms,
+            batch_losses=batch_losses,
+            ramp_steps=length,
+            landmarks=landmarks,
+            thresholds=thresholds,
+            to_end=to_end,
+        )
         onset = None if shifted.onset_step is None else shifted.onset_step + shift
         return replace(shifted, onset_step=onset)
     if steps[-1] > length:

@@ -65,7 +65,7 @@ def max_lr(
         str, typer.Option(help="cpu: 64 sub-layers of width 64; gpu: 64 and 512 sub-layers of width 512.")
     ] = "cpu",
     blocks: Annotated[
-        int | None, typer.Option(help="Transformer blocks, two sub-layers each. [default: the preset's]", show_default=False)
+        int | None, typer.Option(help="Transformer blocks, two sub-layers each. (default: the preset's)", show_default=False)
     ] = None,
     width: Annotated[int | None, typer.Option(help="Of the residual stream.", show_default=False)] = None,
     seeds: Annotated[int, typer.Option(help="Runs, each with its own weights and data.")] = 1,
@@ -79,7 +79,7 @@ def max_lr(
         list[str] | None,
         typer.Option(
             help="File, folder, saved data set or hub:NAME; may be repeated. With --from-log the text of that run, for its "
-            "entropy and vocabulary. [default: Python's standard library; none for a log]",
+            "entropy and vocabulary. (default: Python's standard library; none for a log)",
             show_default=False,
         ),
     ] = None,
@@ -92,9 +92,9 @@ def max_lr(
         str | None, typer.Option(help="float32, or bfloat16 branches beside a float32 stream.", show_default=False)
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, mps. [default: the preset's]", show_default=False)
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps. (default: the preset's)", show_default=False)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: torch's choice]", show_default=False)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. (default: torch's choice)", show_default=False)] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -105,8 +105,8 @@ def max_lr(
     unigram_entropy: Annotated[
         float | None,
         typer.Option(
-            help="Of the text, nats; a plateau there is stagnation. [default: of the text trained on, also by --from-log where "
-            "the log is in a run's folder]",
+            help="Of the text, nats; a plateau there is stagnation. (default: of the text trained on, also by --from-log where "
+            "the log is in a run's folder)",
             show_default=False,
         ),
     ] = None,
@@ -114,8 +114,8 @@ def max_lr(
         int | None,
         typer.Option(
             min=1,
-            help="Of --from-log: steps of the ramp, where the log ends before it. [default: of the run whose folder the log "
-            "is in, or all steps of the log]",
+            help="Of --from-log: steps of the ramp, where the log ends before it. (default: of the run whose folder the log "
+            "is in, or all steps of the log)",
             show_default=False,
         ),
     ] = None,
@@ -141,9 +141,9 @@ def max_lr(
     Examples:
       keel max-lr --scheme post_ln --preset cpu
       keel max-lr --scheme keel --seeds 3 --peak 0.25 --steps 1000 -o runs/keel
-      keel max-lr --from-log loss.csv --reference healthy.csv --unigram-entropy 3.2
-      keel max-lr --from-log runs.csv --run seed-1 --column loss=train/ce --loss-unit bits
-      python train.py | keel max-lr --from-log - --ramp 0:0.05:600 --text corpus.txt
+      keel max-lr --from-log loss.csv --reference healthy.csv
+      keel max-lr --from-log runs.csv --run seed-1 --column loss=train/ce
+      keel max-lr --from-log gpt.txt --ramp 0:0.05:600 --text corpus.txt
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from dataclasses import asdict
 

@@ -133,4 +133,5 @@ def logged_rates(points: Sequence[Point], source: str, notes: list[str]) -> Floa
                 "leave out the column (--column lr=NAME names another) and give --ramp START:PEAK:STEPS, or cut the log there"
             )
     notes.append(f"{len(rates) - len(known)} of {len(rates)} steps have no learning rate of their own; it is interpolated")
-    return np.interp(steps, steps[known], rates[known])
+    filled: FloatArray = np.interp(steps, steps[known], rates[known])
+    return filled

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from probes.logs.columns import OF_BATCH, find_columns, given_columns
 from probes.logs.own_runs import known_of_run
-from probes.logs.points import Point, merged, one_run, read_points
+from probes.logs.points import Point, read_points
 from probes.logs.rates import Ramp, logged_rates
 from probes.logs.run_log import RunLog
 from probes.logs.runs import RunChoice, rows_of_one_run
 from probes.logs.series import widened
 from probes.logs.sources import read_table
+from probes.logs.steps import merged, one_run
 from probes.logs.table import LossLogError
 from probes.onset import FloatArray
 

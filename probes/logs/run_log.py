@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.logs.points import WOBBLE
 from probes.logs.rates import first_ramp_step
+from probes.logs.steps import WOBBLE
 from probes.logs.table import LossLogError
 from probes.onset import FloatArray
 
