@@ -38,6 +38,7 @@ _NOT_ITS_OWN = {  # words before a name under which it is not the run's own
     "lr": _VALIDATION | {"peak", "max", "min", "final", "initial", "base", "best"},
 }
 _LOG_CALLS = len(_NAMES["step"])  # rank of wandb's _step and Step
+_SURE_STEPS = 5  # so many of the first names are steps of the optimizer, whatever stands before them
 _RUN_BEFORE = re.compile(r"\s-\s|:\s")  # between a run's name and a metric
 
 
@@ -216,7 +217,7 @@ def _step_column(
     steps: Sequence[_Candidate], label: str, rows: Sequence[Row], names: Mapping[str, str], notes: list[str]
 ) -> dict[str, str]:
     """The best known that changes and stands beside every loss, rate and gradient norm; else the one beside most of them."""
-    own = [each for each in steps if each.label in ("", label)] or list(steps)
+    own = [each for each in steps if each.label in ("", label)] or [each for each in steps if each.rank < _SURE_STEPS]
     told = [names[quantity] for quantity in ("loss", "lr", "grad_norm") if quantity in names]
     of_steps = [row for row in rows if any(is_known(row.get(name)) for name in told)]
     beside = {each.name: [row[each.name] for row in of_steps if is_known(row.get(each.name))] for each in own}

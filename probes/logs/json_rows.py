@@ -42,7 +42,7 @@ def _by_columns(source: str, whole: dict[str, Any]) -> list[Any]:
     """An object of lists of one length (or of objects with the same keys) as rows; any other object as one row."""
     lists = {name: column for name, column in whole.items() if isinstance(column, list)}
     objects = {name: column for name, column in whole.items() if isinstance(column, dict)}
-    if len(lists) > 1:
+    if len(lists) > 1 or (lists and len(lists) == len(whole)):
         lengths = {name: len(column) for name, column in lists.items()}
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} ({length})" for name, length in lengths.items())

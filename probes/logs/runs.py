@@ -77,6 +77,11 @@ def rows_of_one_run(rows: Sequence[Row], source: str, choice: RunChoice, column:
     n_runs = len(_labels(rows, columns))
     alone = next((name for name in columns if len(_labels(rows, [name])) == n_runs), None)
     columns = columns if alone is None else [alone]
+    unnamed = sum(_label(row, columns) is None for row in rows)
+    if unnamed:
+        raise LossLogError(
+            f"'{source}' does not say of {unnamed} of {len(rows)} rows of which run they are: column '{columns[0]}'"
+        )
     told_by = f"column{'s' if len(columns) > 1 else ''} {', '.join(map(repr, columns))}"
     chosen = choice.among(_labels(rows, columns), source, told_by)
     return [row for row in rows if _label(row, columns) == chosen]

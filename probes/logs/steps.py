@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from probes.logs.columns import OF_BATCH, is_share_column
 from probes.logs.points import Point
 from probes.logs.runs import RunChoice
@@ -14,6 +16,9 @@ from probes.logs.table import LossLogError, Row, listing
 
 __all__ = ["WOBBLE", "merged", "one_run"]
 
+_FEW_STEPS = 20  # in which losses may differ by their place for other reasons
+_BY_CHANCE = 6.0  # standard errors
+_SAME = 0.05  # of what the run learns: runs that differ by less have one verdict
 WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 
 
@@ -22,9 +27,9 @@ def one_run(
 ) -> list[list[Point]]:
     """The points of one run, grouped by step, in increasing order of steps.
 
-    Steps that go back to the first one begin another run, unless they repeat the earlier rows to the letter. Where they go back to a later one, the run was resumed from a
-    checkpoint, and what was logged before from there on is dropped. A single step out of its place, after which the steps go on
-    as before it, is dropped itself.
+    Steps that go back to the first one begin another run, unless they repeat the earlier rows to the letter. Where they go
+    back to a later one, the run was resumed from a checkpoint, and what was logged before from there on is dropped. A single
+    step out of its place, after which the steps go on as before it, is dropped itself.
 
     Args:
         points: in the order of the log.
@@ -36,7 +41,7 @@ def one_run(
     Raises:
         LossLogError: if there are several runs and none is chosen, or a resumed one does not go on at its old rate.
     """
-    ordered = _by_shares(points, rows)
+    ordered = _by_shares(_rising(points, notes), rows)
     groups = [list(group) for _, group in itertools.groupby(_joined(ordered), key=lambda point: point.step)]
     runs, stray = _split(groups)
     runs = [run for run, later in itertools.zip_longest(runs, runs[1:]) if later is None or not _is_repeated(run, later)]
@@ -50,6 +55,14 @@ def one_run(
     if stray:
         notes.append(f"{stray} rows out of the order of steps were skipped")
     return _without_overlap(run, source, notes)
+
+
+def _rising(points: Sequence[Point], notes: list[str]) -> Sequence[Point]:
+    """A log whose newest row is the first, turned round."""
+    if points[0].step > points[-1].step and all(after.step <= point.step for point, after in itertools.pairwise(points)):
+        notes.append("the newest row is the first: rows are read from the last one on")
+        return points[::-1]
+    return points
 
 
 def _by_shares(points: Sequence[Point], rows: Sequence[Row]) -> Sequence[Point]:
@@ -158,7 +171,8 @@ def merged(groups: Sequence[list[Point]], rows: Sequence[Row], source: str, note
         notes: what was averaged or replaced.
 
     Raises:
-        LossLogError: if a column that names neither micro-batches nor ranks tells the rows of each step apart.
+        LossLogError: if a column that names neither micro-batches nor ranks tells the rows of each step apart, or their
+            losses differ as those of several runs.
     """
     usual = Counter(map(len, groups)).most_common(1)[0][0]
     if usual == 1:
@@ -169,6 +183,7 @@ def merged(groups: Sequence[list[Point]], rows: Sequence[Row], source: str, note
     name = _share_column(rows)
     if name is None:
         _refuse_runs(groups, rows, source)
+        _check_alike(groups, source)
     named = "" if name is None else f" (column '{name}')"
     notes.append(f"each step has {usual} rows: its loss is the mean over these micro-batches{named}")
     if len(groups[-1]) < usual:
@@ -189,6 +204,27 @@ def _refuse_runs(groups: Sequence[Sequence[Point]], rows: Sequence[Row], source:
                 f"'{source}' has {len(first)} rows of each step, told apart by column '{name}': {listing(first)}\n"
                 f"if these are runs, choose one: --column run={name} --run NAME; a column of micro-batches is named micro_batch"
             )
+
+
+def _check_alike(groups: Sequence[Sequence[Point]], source: str) -> None:
+    """Refuse rows of a step that differ by their place in it, as runs that are written side by side do."""
+    usual = max(map(len, groups))
+    table = np.array([[point.values["loss"] for point in group] for group in groups if _is_full(group, usual)])
+    if len(table) < _FEW_STEPS:
+        return
+    levels = table.mean(axis=1)
+    apart = table - levels[:, None]
+    means = np.abs(apart.mean(axis=0))
+    by_chance = _BY_CHANCE * apart.std() / math.sqrt(len(table))
+    if means.max() > max(by_chance, _SAME * np.ptp(levels)):
+        raise LossLogError(
+            f"'{source}' has {usual} rows of each step, whose losses differ by place by {means.max():.2g}: several runs?\n"
+            "give a log of one run; if they are micro-batches, number them in a column micro_batch"
+        )
+
+
+def _is_full(group: Sequence[Point], usual: int) -> bool:
+    return len(group) == usual and all(math.isfinite(point.values.get("loss", math.nan)) for point in group)
 
 
 def _last(group: Sequence[Point]) -> Point:

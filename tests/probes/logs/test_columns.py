@@ -24,6 +24,14 @@ def test_optimizer_steps_outrank_log_calls(tmp_path, name, calls):
     assert_is_the_run(read_loss_log(write_lines(tmp_path / "log.jsonl", table)))
 
 
+@pytest.mark.parametrize("name", ["train_loss_step", "loss_step"])
+def test_the_loss_of_a_step_is_no_step(tmp_path, name):
+    table = [{"lr": row["lr"], name: row["loss"], "time per step": 0.1} for row in rows()]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.steps.tolist() == list(STEPS)
+    assert "no step column: rows are numbered from 1" in log.notes
+
+
 def test_optimizer_steps_outrank_plain_steps(tmp_path):
     table = [row | {"global_step": row["step"], "step": 100 + 2 * row["step"]} for row in rows()]
     assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from probes.logs import read_loss_log
+from probes.logs import LossLogError, read_loss_log
 from tests.probes.logs._logs import rows
 
 
@@ -18,6 +21,29 @@ def write_run(folder, *, steps=600, schedule="ramp", corpus=None, config=None):
     if corpus is not None:
         (folder / "result.json").write_text(json.dumps({"corpus": corpus}))
     return folder
+
+
+def test_the_frame_of_a_run_is_its_log(tmp_path):
+    from probes.training import train
+    from tests.probes._runs import small_corpus, small_run
+
+    result = train(small_run(schedule="ramp"), corpus=small_corpus(), folder=tmp_path / "run")
+    result.to_frame().to_parquet(tmp_path / "frame.parquet")
+    frame, log = read_loss_log(tmp_path / "frame.parquet"), read_loss_log(tmp_path / "run")
+    for name in ("steps", "losses", "known", "learning_rates", "batch_losses"):
+        np.testing.assert_array_equal(getattr(frame, name), getattr(log, name))
+    assert frame.grad_norms == log.grad_norms
+
+
+def test_a_committed_frame_of_several_runs_is_read_run_by_run():
+    path = Path(__file__).parents[3] / "figures" / "data" / "fig4_spike.cpu.parquet"
+    with pytest.raises(LossLogError, match="holds 4 runs, told apart by column 'trial': 2eff0bf44a56, ") as refused:
+        read_loss_log(path)
+    name = str(refused.value).split()[-1]
+    stored = pd.read_parquet(path).query("trial == @name")
+    log = read_loss_log(path, runs=[name])
+    np.testing.assert_array_equal(log.losses, stored["loss"])
+    np.testing.assert_array_equal(log.learning_rates, stored["lr"])
 
 
 def known(log):

@@ -97,6 +97,44 @@ def test_sparse_rows_of_one_step_are_joined(tmp_path, order, form):
     assert_unknown(log, ())
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "trainer_state"])
+def test_a_log_whose_newest_row_is_the_first_is_turned_round(tmp_path, form):
+    log = read_loss_log(write_as(form, tmp_path, rows()[::-1]))
+    assert_unknown(log, ())
+    assert "the newest row is the first: rows are read from the last one on" in log.notes
+
+
+def side_by_side(levels, n=60, seed=0):
+    noise = np.random.default_rng(seed).normal(0, 0.05, (n, len(levels)))
+    return [
+        {"step": k, "loss": 3 + 3 * math.exp(-k / 15) + level(k) + noise[k - 1, i], "lr": 0.001 * k}
+        for k in range(1, n + 1)
+        for i, level in enumerate(levels)
+    ]
+
+
+SIDE_BY_SIDE = {
+    "one breaks": [lambda k: 0.0, lambda k: 3.0 * (k > 40), lambda k: 0.0],
+    "one is higher": [lambda k: 0.0, lambda k: 1.0],
+    "one learns faster": [lambda k: -math.sin(k / 40), lambda k: 0.0],
+}
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_runs_side_by_side_that_nothing_names_are_not_averaged(tmp_path, name):
+    path = write_csv(tmp_path / "log.csv", side_by_side(SIDE_BY_SIDE[name]))
+    with pytest.raises(LossLogError, match=r"rows of each step, whose losses differ by place by .*: several runs\?"):
+        read_loss_log(path)
+
+
+@pytest.mark.parametrize("per_step", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_micro_batches_that_nothing_names_are_averaged(tmp_path, per_step, seed):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", side_by_side([lambda k: 0.0] * per_step, seed=seed)))
+    assert len(log.steps) == 60
+    assert f"each step has {per_step} rows: its loss is the mean over these micro-batches" in log.notes
+
+
 def test_rows_without_a_step_that_say_something_are_refused(tmp_path):
     table = rows()
     table[-1]["step"] = ""

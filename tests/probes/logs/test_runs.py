@@ -76,6 +76,13 @@ def test_a_column_of_one_run_is_no_choice(tmp_path):
     refused(path, "no run 'b' in .*: there is one run; leave out --run", runs=["b"])
 
 
+def test_rows_of_no_run_among_runs_are_refused(tmp_path):
+    table = [row | ({"run": ""} if row["step"] > 1 else {}) for run in range(2) for row in of_run(run, run=f"r{run}")]
+    refused(
+        write_csv(tmp_path / "log.csv", table), "does not say of 78 of 80 rows of which run they are: column 'run'", runs=["r1"]
+    )
+
+
 def test_a_column_of_runs_is_named_by_hand(tmp_path):
     table = [row for run in range(2) for row in of_run(run, variant=f"v{run}")]
     path = write_csv(tmp_path / "log.csv", table)
