@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from probes.logs.json_rows import TRAINER_NOTE
+from probes.logs.json_rows import TRAINER_NOTE, json_rows
 from probes.logs.table import Row
 
 __all__ = ["console_rows"]
@@ -14,6 +14,7 @@ _NAME = r"[a-z][\w./()-]*(?: [a-z(][\w./()-]*)*?"
 _PAIR = re.compile(rf"({_NAME})(?:\s*[:=]\s*|\s+)({_NUMBER})(?![\w.])", re.IGNORECASE)
 _QUOTED_PAIR = re.compile(r"'([^']+)':\s*'?([^',}]*)'?")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_OBJECT = re.compile(r'\{"[^{}]*\}\s*$')
 _LINES = {  # of each program: the lines that tell of a step
     "Trainer": re.compile(r"\{[^{}]*'(?:loss|learning_rate)':[^{}]*\}"),
     "Megatron-LM": re.compile(r"\biteration\s+\d+/\s*\d+\s*\|.*\b(?:learning rate|loss):"),
@@ -22,8 +23,8 @@ _LINES = {  # of each program: the lines that tell of a step
     "estimates of nanoGPT": re.compile(r"\bstep \d+: train loss "),
 }
 _ANY_PROGRAM = re.compile(
-    rf"^(?!.*\b(?:val|valid|validate|validation|eval|test)\b.*\b(?:step|iter|iteration)\b).*"
-    rf"\b(?:step|iter|iteration)\b[\s:=#\[]*\d.*\b(?:loss|lr|learning rate)\b\s*[:=]?\s*{_NUMBER}",
+    rf"^(?!.*\b(?:val|valid|validate|validation|eval|test)\b.*\b(?:step|iter|iteration)\b[\s:=#\[]*\d).*"
+    rf"\b(?:step|iter|iteration)\b[\s:=#\[]*\d.*(?:\b|_)(?:loss|loss train|lr|learning rate)\b\s*[:=]?\s*{_NUMBER}",
     re.IGNORECASE,
 )
 
@@ -43,12 +44,20 @@ def console_rows(text: str, notes: list[str]) -> list[Row]:
     found = {program: [line for line in lines if pattern.search(line)] for program, pattern in _LINES.items()}
     program = max(found, key=lambda name: len(found[name]))
     if not found[program]:
-        return [_pairs(line) for line in lines if _ANY_PROGRAM.search(line)]
+        return [_pairs(line) for line in lines if _ANY_PROGRAM.search(line)] or _objects(text, lines)
     if program != "Trainer":
         return [_pairs(line) for line in found[program]]
     notes.append(TRAINER_NOTE)
     pattern = _LINES[program]
     return [dict(_QUOTED_PAIR.findall(match.group())) for line in lines for match in pattern.finditer(line)]
+
+
+def _objects(text: str, lines: list[str]) -> list[Row]:
+    """JSON objects at the ends of lines of other text."""
+    if text.lstrip()[:1] in ("{", "["):
+        return []
+    found = [_OBJECT.search(line) for line in lines]
+    return json_rows("", "\n".join(match.group() for match in found if match), []) if any(found) else []
 
 
 def _pairs(line: str) -> Row:

@@ -28,6 +28,8 @@ def delimited_rows(source: str, text: str, notes: list[str]) -> list[Row]:
     if not lines:
         return []
     delimiter = max(",;\t|", key=lines[0].count)
+    if delimiter == "|":
+        lines = [line for line in (line.strip().strip("|") for line in lines) if set(line) - set("-: |")]
     spaced = delimiter not in lines[0]
     try:
         cells = (
@@ -75,6 +77,12 @@ def _check_names(source: str, names: list[str]) -> None:
 
 def _row(source: str, number: int, names: list[str], cells: list[str], *, spaced: bool) -> Row:
     extra = cells[len(names) :]
-    if any(extra) or (spaced and len(cells) != len(names)):
+    if spaced and len(cells) != len(names):
+        raise LossLogError(
+            f"'{source}' is no table: row {number} has {len(cells)} cells, and there are {len(names)} column names\n"
+            "text that a program printed needs lines such as 'step 10 loss 3.2 lr 1e-4', or those of nanoGPT, Megatron-LM, "
+            "torchtitan or a Trainer"
+        )
+    if any(extra):
         raise LossLogError(f"'{source}', row {number}, has {len(cells)} cells, and there are {len(names)} column names")
     return dict(zip(names, cells + [""] * (len(names) - len(cells)), strict=False))

@@ -39,7 +39,9 @@ def json_rows(source: str, text: str, notes: list[str]) -> list[Row]:
 
 
 def _by_columns(source: str, whole: dict[str, Any]) -> list[Any]:
-    """An object of lists of one length (or of objects with the same keys) as rows; any other object as one row."""
+    """An object of lists of one length, of objects with the same keys, or of column names and data; else one row."""
+    if isinstance(whole.get("columns"), list) and isinstance(whole.get("data"), list):
+        return [dict(zip(whole["columns"], row, strict=False)) for row in whole["data"]]
     lists = {name: column for name, column in whole.items() if isinstance(column, list)}
     objects = {name: column for name, column in whole.items() if isinstance(column, dict)}
     if len(lists) > 1 or (lists and len(lists) == len(whole)):

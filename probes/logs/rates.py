@@ -106,7 +106,8 @@ def first_ramp_step(steps: NDArray[np.int64], n_steps: int) -> int:
 def logged_rates(points: Sequence[Point], source: str, notes: list[str]) -> FloatArray:
     """The logged rates, interpolated between two of them.
 
-    At either end the nearest one stands, for as long as logged rates usually lie apart.
+    For as long as logged rates usually lie apart, the last one holds on, and those before the first follow from the first two:
+    both are at most what a rising rate was, so that no step is said to have tolerated more than it did.
 
     Args:
         points: one per step, at least one with a rate.
@@ -130,8 +131,13 @@ def logged_rates(points: Sequence[Point], source: str, notes: list[str]) -> Floa
             at = steps[known[-1 if words == "after" else 0]]
             raise LossLogError(
                 f"'{source}' has no learning rates {words} step {at:.0f}, and its steps are {steps[0]:.0f} to {steps[-1]:.0f}\n"
-                "leave out the column (--column lr=NAME names another) and give --ramp START:PEAK:STEPS, or cut the log there"
+                "cut the log there, or name another column with --column lr=NAME"
             )
     notes.append(f"{len(rates) - len(known)} of {len(rates)} steps have no learning rate of their own; it is interpolated")
     filled: FloatArray = np.interp(steps, steps[known], rates[known])
+    if len(known) > 1:
+        first, second = known[:2]
+        slope = (rates[second] - rates[first]) / (steps[second] - steps[first])
+        before = rates[first] - slope * (steps[first] - steps[:first])
+        filled[:first] = np.clip(before, 0, rates[first])
     return filled

@@ -25,13 +25,14 @@ class RunChoice:
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = list(names)
 
-    def among(self, labels: Sequence[str], source: str, told_by: str) -> str:
+    def among(self, labels: Sequence[str], source: str, told_by: str, cure: str = "") -> str:
         """The one that is to be read.
 
         Args:
             labels: of the runs that are there, at least one.
             source: of the log.
             told_by: what tells them apart, in words.
+            cure: another than choosing.
 
         Raises:
             LossLogError: if there are several and none is named, or none has that name.
@@ -42,7 +43,7 @@ class RunChoice:
             return labels[0]
         found = f"'{source}' holds {len(labels)} runs, told apart by {told_by}: {listing(labels)}"
         if not self._names:
-            raise LossLogError(f"{found}\nchoose one, such as --run {shlex.quote(labels[0])}")
+            raise LossLogError(f"{found}\nchoose one, such as --run {shlex.quote(labels[0])}{cure}")
         name = self._names.pop(0)
         if name not in labels:
             raise LossLogError(f"no run '{name}'; {found}")

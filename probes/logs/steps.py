@@ -51,7 +51,8 @@ def one_run(
         told_by += (
             " (" + ", ".join(f"{run[0][0].step} to {run[-1][0].step}" for run in runs[:4]) + ", ..." * (len(runs) > 4) + ")"
         )
-    run = labels[choice.among(list(labels), source, told_by)]
+    cure = "; if they are epochs of one run, number its steps through"
+    run = labels[choice.among(list(labels), source, told_by, cure)]
     if stray:
         notes.append(f"{stray} rows out of the order of steps were skipped")
     return _without_overlap(run, source, notes)

@@ -55,7 +55,8 @@ def write_lines(path: Path, table: list[dict[str, Any]]) -> Path:
     return path
 
 
-FORMATS = ("csv", "tsv", "semicolon", "space", "jsonl", "json", "columns", "frame", "parquet", "trainer_state", "tidy")
+FORMATS = ("csv", "tsv", "semicolon", "space", "markdown", "jsonl", "json", "columns", "frame", "split", "parquet")
+FORMATS += ("trainer_state", "tidy")
 
 
 def write_as(form: str, folder: Path, table: list[dict[str, Any]]) -> Path:
@@ -73,6 +74,11 @@ def write_as(form: str, folder: Path, table: list[dict[str, Any]]) -> Path:
         path.write_text(json.dumps({name: [row.get(name) for row in table] for name in frame}))
     elif form == "frame":
         frame.to_json(path)
+    elif form == "split":
+        path.write_text(json.dumps({"columns": list(frame), "data": [[row.get(name) for name in frame] for row in table]}))
+    elif form == "markdown":
+        lines = [list(frame), ["---"] * len(frame.columns), *([row.get(name) for name in frame] for row in table)]
+        path.write_text("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
     elif form == "parquet":
         frame.to_parquet(path)
     elif form == "trainer_state":
@@ -129,6 +135,16 @@ _PROGRAMS = {
     ],
     "llm.c": lambda k, loss, rate, norm: [
         f"step {k:4d}/600 | loss {loss:.6f} (+1.0z)| norm {norm:.4f} | lr {rate:.2e} | 12.3 ms"
+    ],
+    "modded-nanogpt": lambda k, loss, rate, norm: [
+        f"step:{k}/600 train_loss:{loss:.4f} train_time:{100 * k}ms step_avg:100.00ms",
+        f"step:{k}/600 val_loss:9.0000 train_time:{100 * k}ms step_avg:100.00ms",
+    ],
+    "litgpt": lambda k, loss, rate, norm: [
+        f"Epoch 1 | iter {4 * k} step {k} | loss train: {loss:.3f}, val: n/a | iter time: 300.00 ms (step)"
+    ],
+    "JSON after text": lambda k, loss, rate, norm: [
+        "INFO | train_inner | " + json.dumps({"num_updates": str(k), "loss": str(loss), "lr": str(rate)})
     ],
     "of one's own": lambda k, loss, rate, norm: [
         f"[INFO] Step={k} Loss={loss:.4f} LR={rate:.4g}",

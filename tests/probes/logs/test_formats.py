@@ -134,10 +134,13 @@ FOREIGN = {
     "log.parquet": (b"PAR1 and no more", "cannot read .* as Parquet"),
     "log.csv.gz": (b"\x1f\x8b\x08\x00", "it is no text"),
     "log.xlsx": (b"PK\x03\x04\x00\x00", "it is no text"),
-    "log.txt": (b"hello\nthere is nothing here\n", "has no losses|cells"),
+    "log.txt": (
+        b"hello\nthere is nothing here\n",
+        "is no table: row 1 has 4 cells, and there are 1 column names\ntext that a program printed needs lines such as",
+    ),
     "numbers.csv": (b"1,5,0.1\n2,4,0.2\n", "has no column names: its first line is 1, 5, 0.1"),
     "extra.csv": (b"step,loss,lr\n1,5,0.1\n2,4,1,000\n", "row 2, has 4 cells, and there are 3 column names"),
-    "gap.txt": (b"step loss lr\n1 5 0.1\n2 0.2\n3 4 0.3\n", "row 2, has 2 cells, and there are 3 column names"),
+    "gap.txt": (b"step loss lr\n1 5 0.1\n2 0.2\n3 4 0.3\n", "row 2 has 2 cells, and there are 3 column names"),
     "twice.csv": (b"step,loss,loss,lr\n1,5,4,0.1\n", "has several columns of the name loss"),
     "lengths.json": (b'{"lr": [1, 2], "loss": [1]}', r"columns of different lengths: lr \(2\), loss \(1\)"),
 }

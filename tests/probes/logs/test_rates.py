@@ -91,6 +91,17 @@ def test_what_is_no_ramp_is_refused(text, message):
         Ramp.parse(text)
 
 
+@pytest.mark.parametrize("rate", [lambda k: 0.001 * k, lambda k: 1e-6 * 1.2**k, lambda k: 0.01])
+@pytest.mark.parametrize("every", [2, 10])
+def test_rates_that_are_filled_in_at_the_ends_are_not_above_those_that_were(tmp_path, rate, every):
+    table = [{"step": k, "loss": 5.0} | ({"lr": rate(k)} if k % every == 0 else {}) for k in range(1, 41 + every // 2)]
+    filled = read_loss_log(write_lines(tmp_path / "log.jsonl", table)).learning_rates
+    true = np.array([rate(row["step"]) for row in table])
+    ends = np.r_[:every, 40 : len(table)]
+    assert (filled[ends] <= true[ends] * (1 + 1e-9)).all()
+    assert (filled >= 0).all()
+
+
 @pytest.mark.parametrize("every", [2, 5, 10])
 def test_rates_between_logged_ones_are_interpolated_and_said(tmp_path, every):
     table = [{"step": k, "loss": 5.0} | ({"lr": 0.001 * k} if k % every == 0 else {}) for k in range(41)]
