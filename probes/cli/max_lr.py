@@ -60,7 +60,9 @@ def max_lr(
             show_default=False,
         ),
     ] = None,
-    loss_unit: Annotated[str, typer.Option(help="Of --from-log: the losses are in nats or bits per token.")] = "nats",
+    loss_unit: Annotated[
+        str, typer.Option(help="Of --from-log and of its --reference: losses are in nats or bits per token.")
+    ] = "nats",
     preset: Annotated[
         str, typer.Option(help="cpu: 64 sub-layers of width 64; gpu: 64 and 512 sub-layers of width 512.")
     ] = "cpu",

@@ -19,8 +19,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     quantity: tuple(names.split())
     for quantity, names in {
         "loss": "loss train_loss training_loss loss_train lm_loss train_lm_loss loss_avg train_loss_step training_loss_step "
-        "loss_step",
-        "lr": "lr learning_rate train_lr train_learning_rate lr_0 learning_rate_0 lr_adamw",
+        "loss_step losses",
+        "lr": "lr learning_rate train_lr train_learning_rate lr_0 learning_rate_0 lr_adamw lrs",
         "step": "global_step trainer_global_step train_global_step optimizer_step optimizer_steps num_updates updates "
         "train_step step iteration iter steps",
         "grad_norm": "grad_norm gradient_norm train_grad_norm total_grad_norm total_norm gradnorm global_grad_norm "
@@ -133,7 +133,10 @@ def find_columns(
     found = {quantity: _candidates(quantity, columns) for quantity in _NAMES}
     names = {quantity: name for quantity, name in given.items() if quantity != "run"}
     label, several = "", False
-    if "loss" not in names:
+    if "loss" in names:
+        named = _candidate(names["loss"], "loss", _NAMES["loss"])
+        label = "" if named is None else named.label
+    else:
         label, several = _label_of_loss(found, columns, source, choice)
         names["loss"] = next(each.name for each in found["loss"] if each.label == label)
     if "lr" not in names:

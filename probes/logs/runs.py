@@ -70,7 +70,8 @@ def rows_of_one_run(rows: Sequence[Row], source: str, choice: RunChoice, column:
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [column] if column is not None else [name for name in names if "_".join(words(name)) in RUN_COLUMNS]
-    columns = [name for name in columns if len(_labels(rows, [name])) > 1]
+    most = len(rows) if column is not None else max(1, len(rows) // 2)  # more are no names of runs
+    columns = [name for name in columns if 1 < len(_labels(rows, [name])) <= most]
     if not columns:
         if column is not None:
             choice.among(_labels(rows, [column]) or [""], source, f"column '{column}'")

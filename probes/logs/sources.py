@@ -36,6 +36,8 @@ def read_table(path: Path, choice: RunChoice) -> Table:
         LossLogError: if there is nothing that can be read.
     """
     if str(path) == "-":
+        if sys.stdin is None:
+            raise LossLogError("stdin is closed; name a file")
         return _table("stdin", sys.stdin.buffer.read(), None)
     if not path.exists():
         raise LossLogError(f"no file '{path}'")

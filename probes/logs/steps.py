@@ -19,6 +19,7 @@ __all__ = ["WOBBLE", "merged", "one_run"]
 _FEW_STEPS = 20  # in which losses may differ by their place for other reasons
 _BY_CHANCE = 6.0  # standard errors
 _SAME = 0.05  # of what the run learns: runs that differ by less have one verdict
+_RESTART = 0.05  # of a run's steps: what is resumed keeps more of them
 WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 
 
@@ -27,9 +28,9 @@ def one_run(
 ) -> list[list[Point]]:
     """The points of one run, grouped by step, in increasing order of steps.
 
-    Steps that go back to the first one begin another run, unless they repeat the earlier rows to the letter. Where they go
-    back to a later one, the run was resumed from a checkpoint, and what was logged before from there on is dropped. A single
-    step out of its place, after which the steps go on as before it, is dropped itself.
+    Steps that go back to the first one, or to the first twentieth of a run, begin another run, unless they repeat the earlier
+    rows to the letter. Where they go back to a later one, the run was resumed from a checkpoint, and what was logged before
+    from there on is dropped. A single step out of its place, after which the steps go on as before it, is dropped itself.
 
     Args:
         points: in the order of the log.
@@ -109,7 +110,7 @@ def _split(groups: list[list[Point]]) -> tuple[list[list[list[Point]]], int]:
             if following is not None and following[0].step > run[-1][0].step:
                 stray += len(group)
                 continue
-            if step <= run[0][0].step:
+            if sum(earlier[0].step < step for earlier in run) <= _RESTART * len(run):
                 runs.append([group])
                 continue
         run.append(group)

@@ -97,6 +97,22 @@ def test_sparse_rows_of_one_step_are_joined(tmp_path, order, form):
     assert_unknown(log, ())
 
 
+NOT_RESUMED = {
+    "another rate": (
+        [*range(1, 31), *range(16, 46)],
+        np.linspace(1e-4, 0.02, 60),
+        r"go back to 16, where the learning rate was 0\.005.* and is 0\.01.* now: that is no resumed run",
+    ),
+    "an old row at the end": ([*range(1, 21), 3], [*np.linspace(1e-3, 0.02, 20), 3e-3], "18 of 21 rows would be replaced"),
+}
+
+
+@pytest.mark.parametrize(("steps", "rates", "message"), NOT_RESUMED.values(), ids=list(NOT_RESUMED))
+def test_steps_that_go_back_without_a_resumption_are_refused(tmp_path, steps, rates, message):
+    with pytest.raises(LossLogError, match=message):
+        read_loss_log(log_of(tmp_path, steps, rates))
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl", "trainer_state"])
 def test_a_log_whose_newest_row_is_the_first_is_turned_round(tmp_path, form):
     log = read_loss_log(write_as(form, tmp_path, rows()[::-1]))

@@ -183,13 +183,33 @@ def test_a_run_inside_a_run_is_named_after_it(tmp_path):
     assert_is_run(read_loss_log(path, runs=["r1", "2"]), 3)
 
 
-@pytest.mark.parametrize("back_to", [2, 20, 35])
+@pytest.mark.parametrize("back_to", [4, 20, 35])
 def test_a_resumed_run_is_one_run(tmp_path, back_to):
-    table = of_run(0)[:36] + of_run(0)[back_to - 1 :]
-    if 2 * (37 - back_to) > len(table):
-        refused(write_csv(tmp_path / "log.csv", table), "rows would be replaced by later ones of the same steps")
-    else:
-        assert_is_run(read_loss_log(write_csv(tmp_path / "log.csv", table)), 0)
+    table = of_run(7)[: back_to - 1] + of_run(9)[back_to - 1 : 36] + of_run(7)[back_to - 1 :]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert_is_run(log, 7)
+    assert f"steps go back: {37 - back_to} rows were replaced by later ones of the same steps" in log.notes
+
+
+@pytest.mark.parametrize("back_to", [1, 2])
+def test_a_start_anew_is_another_run_whichever_of_its_first_steps_is_logged(tmp_path, back_to):
+    path = write_csv(tmp_path / "log.csv", of_run(0)[:36] + of_run(1)[back_to - 1 :])
+    refused(path, rf"holds 2 runs, told apart by steps that start again at the first one \(1 to 36, {back_to} to 40\)")
+    assert read_loss_log(path, runs=["2"]).losses[-1] == pytest.approx(5.6)
+
+
+@pytest.mark.parametrize("name", ["seed", "name"])
+def test_a_column_that_is_another_in_each_row_names_no_runs(tmp_path, name):
+    path = write_csv(tmp_path / "log.csv", [row | {name: f"{row['step']}x"} for row in of_run(0)])
+    assert_is_run(read_loss_log(path), 0)
+
+
+def test_the_column_of_one_run_named_by_hand_brings_the_others_of_it(tmp_path):
+    pairs = zip(of_run(0), of_run(1), strict=True)
+    table = [
+        {"Step": a["step"], "A - loss": a["loss"], "B - loss": b["loss"], "A - lr": 9, "B - lr": b["lr"]} for a, b in pairs
+    ]
+    assert_is_run(read_loss_log(write_csv(tmp_path / "log.csv", table), columns={"loss": "B - loss"}), 1)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "trainer_state.json", "metrics.csv"])
