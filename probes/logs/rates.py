@@ -133,7 +133,9 @@ def logged_rates(points: Sequence[Point], source: str, notes: list[str]) -> Floa
                 f"'{source}' has no learning rates {words} step {at:.0f}, and its steps are {steps[0]:.0f} to {steps[-1]:.0f}\n"
                 "cut the log there, or name another column with --column lr=NAME"
             )
-    notes.append(f"{len(rates) - len(known)} of {len(rates)} steps have no learning rate of their own; it is interpolated")
+    widest = int(max(np.diff(steps[known]), default=0))
+    n_filled = len(rates) - len(known)
+    notes.append(f"{n_filled} of {len(rates)} steps have no learning rate; it is interpolated, over up to {widest} steps")
     filled: FloatArray = np.interp(steps, steps[known], rates[known])
     if len(known) > 1:
         first, second = known[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,7 +59,8 @@ class RunLog:
         """The part up to the last point at the highest learning rate: what decays after it is no part of the ramp.
 
         Raises:
-            LossLogError: if the log has no learning rates, or they are no ramp, or only the smaller part of the log is one.
+            LossLogError: if the log has no learning rates, or they are no ramp, or only the smaller part of the log is one,
+                or its end behind the ramp is unknown or not finite.
         """
         if self.learning_rates is None:
             raise LossLogError(f"'{self.source}' has no learning rates")
@@ -66,6 +68,7 @@ class RunLog:
         stop = len(rates) - int(np.argmax(rates[::-1]))
         dropped = len(rates) - stop
         self._check_ramp(rates, stop)
+        self._check_rest(stop)
         note = f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged"
         return replace(
             self,
@@ -91,6 +94,20 @@ class RunLog:
                 f"'{self.source}' goes on to step {last}, beyond a ramp of {ramp_steps} steps{counted} (--ramp-steps)"
             )
         return first
+
+    def _check_rest(self, stop: int) -> None:
+        """Refuse what ends in not-a-numbers, or in nothing, behind its ramp: the ramp alone would look healthy."""
+        if stop == len(self.steps):
+            return
+        norm = None if self.grad_norms is None else self.grad_norms[-1]
+        known = np.flatnonzero(self.known)
+        n_unknown, apart = len(self.known) - 1 - known[-1], np.median(np.diff(known)) if len(known) > 1 else 1
+        broken = (self.known[-1] and not math.isfinite(self.losses[-1])) or (norm is not None and not math.isfinite(norm))
+        if broken or n_unknown > apart:
+            raise LossLogError(
+                f"'{self.source}' ends in losses or gradient norms that are unknown or not finite, after its highest learning "
+                f"rate at step {self.steps[stop - 1]}\nto judge its rise alone, cut the log there"
+            )
 
     def _check_ramp(self, rates: FloatArray, stop: int) -> None:
         peak, first = float(rates.max()), int(self.steps[0])

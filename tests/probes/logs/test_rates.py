@@ -108,7 +108,7 @@ def test_rates_between_logged_ones_are_interpolated_and_said(tmp_path, every):
     log = read_loss_log(write_lines(tmp_path / "log.jsonl", table))
     np.testing.assert_allclose(log.learning_rates, [0.001 * k for k in range(41)])
     n_missing = 40 - 40 // every
-    assert f"{n_missing} of 41 steps have no learning rate of their own; it is interpolated" in log.notes
+    assert f"{n_missing} of 41 steps have no learning rate; it is interpolated, over up to {every} steps" in log.notes
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,20 @@ def test_what_is_no_ramp_is_refused(tmp_path, rates, message):
         log.ramp()
 
 
+@pytest.mark.parametrize("told", [{"loss": "nan"}, {"grad_norm": "inf"}, {"loss": "", "grad_norm": "nan"}, {"loss": ""}])
+@pytest.mark.parametrize("bad_from", [16, 19])
+def test_a_run_that_ends_in_not_a_number_after_its_ramp_is_refused(tmp_path, told, bad_from):
+    rates = UP[:15] + UP[13:8:-1]
+    table = [{"step": k, "loss": 5.0, "lr": rate, "grad_norm": 1.0} for k, rate in enumerate(rates, start=1)]
+    table = [row | (told if row["step"] >= bad_from else {}) for row in table]
+    with pytest.raises(
+        LossLogError, match=r"ends in losses or gradient norms that are unknown or not finite, after its .* at step 15"
+    ):
+        read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp()
+    table[-1] |= {"loss": 5.0, "grad_norm": 1.0}
+    assert len(read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp().steps) == 15
+
+
 RAMPS = {
     "rising": UP,
     "warm-up and a constant rate": UP[:5] + [0.005] * 15,
