@@ -47,16 +47,17 @@ def one_run(
     runs, stray = _split(groups)
     runs = [run for run, later in itertools.zip_longest(runs, runs[1:]) if later is None or not _is_repeated(run, later)]
     labels = {str(number): run for number, run in enumerate(runs, start=1)}
-    told_by = "steps that start again at the first one"
-    if len(runs) > 1:
-        told_by += (
-            " (" + ", ".join(f"{run[0][0].step} to {run[-1][0].step}" for run in runs[:4]) + ", ..." * (len(runs) > 4) + ")"
-        )
+    told_by = f"steps that start again at the first one ({_spans(runs)})"
     cure = "; if they are epochs of one run, number its steps through"
     run = labels[choice.among(list(labels), source, told_by, cure)]
     if stray:
         notes.append(f"{stray} rows out of the order of steps were skipped")
     return _without_overlap(run, source, notes)
+
+
+def _spans(runs: Sequence[list[list[Point]]]) -> str:
+    shown = [f"{run[0][0].step} to {run[-1][0].step}" for run in runs[:4]]
+    return ", ".join(shown + ["..."] * (len(runs) > len(shown)))
 
 
 def _rising(points: Sequence[Point], notes: list[str]) -> Sequence[Point]:
@@ -94,9 +95,11 @@ def _joined(points: Iterable[Point]) -> list[Point]:
         before = latest.get(point.step)
         if before is not None and before.values.keys().isdisjoint(point.values):
             before.values |= point.values
-        else:
-            latest[point.step] = point
-            kept.append(point)
+            continue
+        if kept and kept[-1].step > point.step:
+            latest.clear()  # what comes before a step back is not added to
+        latest[point.step] = point
+        kept.append(point)
     return kept
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from probes.logs import LossLogError, read_loss_log
+from probes.logs import LossLogError, Ramp, read_loss_log
 from tests.probes.logs._logs import FORMATS, write_as, write_csv, write_lines
 
 STEPS = range(1, 41)
@@ -174,6 +174,16 @@ def test_a_start_anew_whose_rows_are_sparse_is_another_run(tmp_path):
     path = write_lines(tmp_path / "log.jsonl", table)
     refused(path, "holds 2 runs")
     assert_is_run(read_loss_log(path, runs=["2"]), 1)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_start_anew_does_not_fill_in_what_was_unknown_before(tmp_path, form):
+    """Whether or not there are rates beside the losses."""
+    first = [{"step": k, "loss": 5.0 if k < 19 else None} for k in range(1, 21)]
+    path = write_as(form, tmp_path, first + [{"step": row["step"], "loss": row["loss"]} for row in of_run(1)])
+    logs = [read_loss_log(path, runs=[run], ramp=Ramp(start=0, peak=0.04, steps=40)) for run in "12"]
+    assert logs[0].known.tolist() == [k < 19 for k in range(1, 21)]
+    assert_is_run(logs[1], 1)
 
 
 def test_a_run_inside_a_run_is_named_after_it(tmp_path):
