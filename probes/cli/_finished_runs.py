@@ -65,11 +65,11 @@ class LogOptions:
         if str(path) == str(self.path) == "-":
             raise LossLogError("the log and its reference cannot both be read from stdin; name a file for one of them")
         try:
-            return read_loss_log(path, need_rates=False, loss_unit=self.loss_unit)
+            return read_loss_log(path, need_rates=False, runs=None, loss_unit=self.loss_unit)
         except LossLogError:
             if not self.columns:
                 raise
-        return read_loss_log(path, need_rates=False, columns=self._columns(), loss_unit=self.loss_unit)
+        return read_loss_log(path, need_rates=False, columns=self._columns(), runs=None, loss_unit=self.loss_unit)
 
     def of_text(self) -> Landmarks | None:
         """Entropy and ln V of the text that is named; None where none is."""

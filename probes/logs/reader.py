@@ -32,7 +32,7 @@ def read_loss_log(
     *,
     need_rates: bool = True,
     columns: Mapping[str, str] | None = None,
-    runs: Sequence[str] = (),
+    runs: Sequence[str] | None = (),
     ramp: Ramp | None = None,
     loss_unit: str = "nats",
 ) -> RunLog:
@@ -44,7 +44,7 @@ def read_loss_log(
         path: a file, ``-`` for stdin, or a folder: of ``keel train``, a Trainer, Lightning, TensorBoard or DeepSpeed.
         need_rates: refuse a log without learning rates (a reference run needs none).
         columns: the log's names of loss, lr, step, grad_norm, run, unigram_loss or bigram_loss, where they are not known ones.
-        runs: which run to read, for each place where the log holds several.
+        runs: which run to read, for each place where the log holds several; None where the user cannot say.
         ramp: the learning rates, where the log has none.
         loss_unit: of the losses in the log, one of :data:`LOSS_UNITS`.
 

@@ -19,11 +19,12 @@ class RunChoice:
     """The names that were given for runs; each is spent where a log holds several.
 
     Args:
-        names: as given, in the order in which they are needed.
+        names: as given, in the order in which they are needed; None where there is no way to give one.
     """
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._names = list(names)
+    def __init__(self, names: Sequence[str] | None = ()) -> None:
+        self._names = list(names or ())
+        self._can_choose = names is not None
 
     def among(self, labels: Sequence[str], source: str, told_by: str, cure: str = "") -> str:
         """The one that is to be read.
@@ -42,6 +43,8 @@ class RunChoice:
                 self._names.pop(0)
             return labels[0]
         found = f"'{source}' holds {len(labels)} runs, told apart by {told_by}: {listing(labels)}"
+        if not self._can_choose:
+            raise LossLogError(f"{found}\ngive a log of one run")
         if not self._names:
             raise LossLogError(f"{found}\nchoose one, such as --run {shlex.quote(labels[0])}{cure}")
         name = self._names.pop(0)

@@ -125,6 +125,13 @@ def test_one_of_several_runs(tmp_path, judged, refused):
     assert judged(path, "--run", "2")["outcome"] == "healthy"
 
 
+def test_a_reference_of_several_runs_is_none(tmp_path, refused):
+    log = write_csv(tmp_path / "log.csv", table())
+    reference = write_csv(tmp_path / "reference.csv", [row | {"seed": seed} for seed in range(3) for row in table()])
+    message = refused(log, "--reference", reference)
+    assert "holds 3 runs, told apart by column 'seed': 0, 1, 2\ngive a log of one run" in message
+
+
 def test_columns_by_hand(tmp_path, judged, refused):
     rows = [{"step": r["step"], "a/avg_loss": r["loss"], "a/max_loss": r["loss"] + 1, "lr": r["lr"]} for r in table(300)]
     path = write_csv(tmp_path / "log.csv", rows)
