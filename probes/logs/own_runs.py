@@ -10,7 +10,12 @@ from typing import Any
 from probes.divergence_criteria import telling_entropy
 from probes.logs.json_rows import NOT_JSON
 
-__all__ = ["known_of_run"]
+__all__ = ["is_own_run", "known_of_run"]
+
+
+def is_own_run(log: Path | None) -> bool:
+    """Whether a log lies in the folder of a run of this toolkit."""
+    return log is not None and log.name == "log.jsonl" and log.with_name("training.json").is_file()
 
 
 def known_of_run(log: Path | None, notes: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probes.logs.columns import OF_BATCH, find_columns, given_columns
-from probes.logs.own_runs import known_of_run
+from probes.logs.own_runs import is_own_run, known_of_run
 from probes.logs.points import Point, read_points
 from probes.logs.rates import Ramp, logged_rates
 from probes.logs.run_log import RunLog
@@ -46,7 +46,7 @@ def read_loss_log(
         columns: the log's names of loss, lr, step, grad_norm, run, unigram_loss or bigram_loss, where they are not known ones.
         runs: which run to read, for each place where the log holds several; None where the user cannot say.
         ramp: the learning rates, where the log has none.
-        loss_unit: of the losses in the log, one of :data:`LOSS_UNITS`.
+        loss_unit: of the losses in the log, one of :data:`LOSS_UNITS`; those of a run of this toolkit are in nats all the same.
 
     Returns:
         The run, one point per optimizer step.
@@ -70,16 +70,17 @@ def read_loss_log(
     points = merged(one_run(points, rows, source, choice, notes), rows, source, notes)
     choice.check_spent(source)
     own = known_of_run(table.path, notes)
+    unit = _unit("nats" if is_own_run(table.path) else loss_unit, notes)
     steps = np.array([point.step for point in points], dtype=np.int64)
     rates = _rates(points, steps, found.names, ramp, source, notes) if need_rates else None
     return RunLog(
         source=source,
         steps=steps,
-        losses=_unit(loss_unit, notes) * np.array([point.values.get("loss", math.nan) for point in points]),
+        losses=unit * np.array([point.values.get("loss", math.nan) for point in points]),
         known=np.array(["loss" in point.values for point in points]),
         learning_rates=rates,
         grad_norms=tuple(point.values.get("grad_norm") for point in points) if "grad_norm" in found.names else None,
-        batch_losses=LOSS_UNITS[loss_unit] * _batch_losses(points) if OF_BATCH[0] in found.names else None,
+        batch_losses=unit * _batch_losses(points) if OF_BATCH[0] in found.names else None,
         notes=tuple(notes),
         of_own_folder=bool(own),
         **own if ramp is None else own | {"ramp_steps": ramp.steps},

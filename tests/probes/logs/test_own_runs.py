@@ -23,6 +23,12 @@ def write_run(folder, *, steps=600, schedule="ramp", corpus=None, config=None):
     return folder
 
 
+@pytest.mark.parametrize("unit", ["nats", "bits"])
+def test_losses_of_a_run_of_this_toolkit_are_in_nats(tmp_path, unit):
+    log = read_loss_log(write_run(tmp_path), loss_unit=unit)
+    np.testing.assert_array_equal(log.losses, [row["loss"] for row in rows()])
+
+
 def test_the_frame_of_a_run_is_its_log(tmp_path):
     from probes.training import train
     from tests.probes._runs import small_corpus, small_run
