@@ -39,7 +39,7 @@ def test_no_message_names_an_extra_that_does_not_exist() -> None:
 
 
 def test_training_and_reading_logs_import_no_optional_package() -> None:
-    modules = "probes.training, probes.corpus, probes.text_documents, probes.loss_logs, probes.sweep, probes.cli.main"
+    modules = "probes.training, probes.corpus, probes.text_documents, probes.logs, probes.sweep, probes.cli.main"
     code = f"import sys, {modules}; print([name for name in {PACKAGES} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"

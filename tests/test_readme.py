@@ -19,7 +19,7 @@ from figures.pipeline import stored_frame
 from keel_theory.claims import CLAIMS
 from probes.cli import main as entry
 from probes.divergence import Landmarks, judge_run
-from probes.loss_logs import read_loss_log
+from probes.logs import read_loss_log
 from tests._readme import README, readme_words
 
 SESSION = re.compile(r"```console\n\$ (keel [^\n]+)\n(.*?)\n```", re.DOTALL)

@@ -11,12 +11,11 @@ import typer
 if TYPE_CHECKING:
     from probes.divergence import JudgeThresholds, Landmarks
     from probes.judgement import Judgement
-    from probes.loss_logs import RunLog
 
-__all__ = ["check_reference", "judge_log", "judgement_page", "register"]
+__all__ = ["check_reference", "judgement_page", "register"]
 
-_OF_JUDGING = frozenset({"reference", "unigram_entropy", "to_end", "threshold", "output", "as_json"})
-_OF_LOGS = frozenset({"from_log", "ramp_steps"})
+_OF_JUDGING = frozenset({"reference", "unigram_entropy", "text", "tokenizer", "to_end", "threshold", "output", "as_json"})
+_OF_LOGS = frozenset({"from_log", "run", "column", "ramp", "ramp_steps", "loss_unit"})
 
 
 def register(app: typer.Typer) -> None:
@@ -30,16 +29,45 @@ def max_lr(
     from_log: Annotated[
         Path | None,
         typer.Option(
-            help="Judge a finished run instead: CSV, JSON lines, trainer_state.json or TensorBoard events. Columns "
-            "unigram_loss and bigram_loss, where it has both, take the noise of the batches off.",
+            help="Judge a finished run instead: a table (CSV, JSON, JSON lines, Parquet), what nanoGPT, Megatron-LM, "
+            "torchtitan or a Trainer printed, a file or folder of TensorBoard, Lightning, DeepSpeed or a Trainer, - for stdin. "
+            "Columns unigram_loss and bigram_loss, where it has both, take the noise of the batches off.",
             show_default=False,
         ),
     ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of --from-log: which run, where the log holds several (without it they are listed).",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUANTITY=NAME",
+            help="Of --from-log: the column that holds loss, lr, step, grad_norm or run, where its name is not known.",
+            show_default=False,
+        ),
+    ] = None,
+    ramp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START:PEAK:STEPS",
+            help="Of --from-log, where the log has no learning rates: START + (PEAK - START) k / STEPS in the k-th optimizer "
+            "step. Logs that count from 0 have k = 1 at their step 0.",
+            show_default=False,
+        ),
+    ] = None,
+    loss_unit: Annotated[
+        str, typer.Option(help="Of --from-log and of its --reference: losses are in nats or bits per token.")
+    ] = "nats",
     preset: Annotated[
         str, typer.Option(help="cpu: 64 sub-layers of width 64; gpu: 64 and 512 sub-layers of width 512.")
     ] = "cpu",
     blocks: Annotated[
-        int | None, typer.Option(help="Transformer blocks, two sub-layers each. [default: the preset's]", show_default=False)
+        int | None, typer.Option(help="Transformer blocks, two sub-layers each. (default: the preset's)", show_default=False)
     ] = None,
     width: Annotated[int | None, typer.Option(help="Of the residual stream.", show_default=False)] = None,
     seeds: Annotated[int, typer.Option(help="Runs, each with its own weights and data.")] = 1,
@@ -51,7 +79,11 @@ def max_lr(
     seq_len: Annotated[int | None, typer.Option(help="Tokens that a sequence predicts.", show_default=False)] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="File, folder, saved data set or hub:NAME; may be repeated. [default: Python's standard library]"),
+        typer.Option(
+            help="File, folder, saved data set or hub:NAME; may be repeated. With --from-log the text of that run, for its "
+            "entropy and vocabulary. (default: Python's standard library; none for a log)",
+            show_default=False,
+        ),
     ] = None,
     tokenizer: Annotated[str, typer.Option(help="bytes, bpe:N (trained on the text) or a tokenizer.json.")] = "bytes",
     settings: Annotated[
@@ -62,9 +94,9 @@ def max_lr(
         str | None, typer.Option(help="float32, or bfloat16 branches beside a float32 stream.", show_default=False)
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, mps. [default: the preset's]", show_default=False)
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps. (default: the preset's)", show_default=False)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: torch's choice]", show_default=False)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. (default: torch's choice)", show_default=False)] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -75,8 +107,8 @@ def max_lr(
     unigram_entropy: Annotated[
         float | None,
         typer.Option(
-            help="Of the text, nats; a plateau there is stagnation. [default: of the text trained on, also by --from-log where "
-            "the log is in a run's folder]",
+            help="Of the text, nats; a plateau there is stagnation. (default: of the text trained on, also by --from-log where "
+            "the log is in a run's folder)",
             show_default=False,
         ),
     ] = None,
@@ -84,8 +116,8 @@ def max_lr(
         int | None,
         typer.Option(
             min=1,
-            help="With --from-log: steps of the ramp, where the log ends before it. [default: of the run whose folder the log "
-            "is in, or the last step]",
+            help="Of --from-log: steps of the ramp, where the log ends before it. (default: of the run whose folder the log "
+            "is in, or all steps of the log)",
             show_default=False,
         ),
     ] = None,
@@ -111,12 +143,14 @@ def max_lr(
     Examples:
       keel max-lr --scheme post_ln --preset cpu
       keel max-lr --scheme keel --seeds 3 --peak 0.25 --steps 1000 -o runs/keel
-      keel max-lr --from-log loss.csv --reference healthy.csv --unigram-entropy 3.2
-      keel max-lr --from-log loss.csv --threshold rise=0.05 --threshold plateau_patience=0.2
+      keel max-lr --from-log loss.csv --reference healthy.csv
+      keel max-lr --from-log runs.csv --run seed-1 --column loss=train/ce
+      keel max-lr --from-log gpt.txt --ramp 0:0.05:600 --text corpus.txt
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from dataclasses import asdict
 
     from probes.cli import _tables
+    from probes.cli._finished_runs import LogOptions, judge_log, landmarks_of
     from probes.cli._given import refuse_given
     from probes.cli._io import emit
 
@@ -124,17 +158,25 @@ def max_lr(
         raise typer.BadParameter(
             "name a finished run (--from-log loss.csv) or a scheme to train (--scheme post_ln), one of them"
         )
+    options = None
     if from_log is None:
         refuse_given(ctx, _OF_LOGS, "beside --scheme: it belongs to --from-log; a ramp that is trained has --steps")
     else:
-        of_training = {str(parameter.name) for parameter in ctx.command.params} - _OF_JUDGING - _OF_LOGS
-        refuse_given(ctx, of_training, "beside --from-log: a finished run is judged as it is; they belong to --scheme")
-    thresholds = _thresholds(threshold or [])
-    known = _landmarks(reference, unigram_entropy)
-    if from_log is not None:
-        judgement, log = judge_log(
-            from_log, known=known, ramp_steps=ramp_steps, to_end=to_end, thresholds=thresholds, reference=reference
+        _check_log_options(ctx, text=text, ramp=ramp)
+        options = LogOptions(
+            path=from_log,
+            columns=column or [],
+            runs=run or [],
+            ramp=ramp,
+            ramp_steps=ramp_steps,
+            loss_unit=loss_unit,
+            texts=text,
+            tokenizer=tokenizer,
         )
+    thresholds = _thresholds(threshold or [])
+    known = landmarks_of(options, reference, unigram_entropy)
+    if options is not None:
+        judgement, log = judge_log(options, known=known, to_end=to_end, thresholds=thresholds, reference=reference)
         whole = {
             "source": log.source,
             **judgement.to_dict(),
@@ -177,76 +219,15 @@ def max_lr(
         print(f"runs are in {output}", file=sys.stderr)
 
 
-def judge_log(
-    path: Path,
-    *,
-    known: Landmarks | None = None,
-    ramp_steps: int | None = None,
-    to_end: bool = False,
-    thresholds: JudgeThresholds | None = None,
-    reference: Path | None = None,
-) -> tuple[Judgement, RunLog]:
-    """Judge a finished log.
+def _check_log_options(ctx: typer.Context, *, text: list[str] | None, ramp: str | None) -> None:
+    from probes.cli._given import refuse_given
 
-    Of a run of this toolkit the length of the ramp and what is known of its text are taken from its folder, where they are not
-    given; a note says so.
-
-    Args:
-        path: the log.
-        known: what is known about a healthy run.
-        ramp_steps: steps of the whole ramp; of the run's configuration, or the log's last step on the ramp, where None.
-        to_end: go on after the verdict is certain.
-        thresholds: of the judge.
-        reference: where the landmarks' reference comes from, for messages.
-
-    Returns:
-        The judgement, and the part of the log that was judged.
-
-    Raises:
-        KeelError: if the log goes on beyond the ramp, or the reference diverges itself.
-    """
-    from probes.divergence import Landmarks, judge_run
-    from probes.errors import KeelError
-    from probes.loss_logs import read_loss_log
-
-    log, ramp_steps, known = _with_own(read_loss_log(path).ramp(), ramp_steps, known or Landmarks())
-    assert log.learning_rates is not None  # a log without is refused by the reader
-    last = int(log.steps[-1])
-    length = max(1, last) if ramp_steps is None else ramp_steps
-    if last > length:
-        raise KeelError(f"'{log.source}' goes on to step {last}, beyond a ramp of {length} steps (--ramp-steps)")
-    check_reference(reference, known, length, thresholds)
-    judgement = judge_run(
-        log.steps.tolist(),
-        log.learning_rates.tolist(),
-        log.losses.tolist(),
-        log.grad_norms,
-        batch_losses=log.batch_losses,
-        ramp_steps=length,
-        landmarks=known,
-        thresholds=thresholds,
-        to_end=to_end,
-    )
-    return judgement, log
-
-
-def _with_own(log: RunLog, ramp_steps: int | None, known: Landmarks) -> tuple[RunLog, int | None, Landmarks]:
-    """What was given, and where it was not, what the run's own folder says; with a note of what that is."""
-    from dataclasses import replace
-
-    taken = []
-    if ramp_steps is None and log.ramp_steps is not None:
-        ramp_steps = log.ramp_steps
-        taken.append(f"a ramp of {ramp_steps} steps")
-    if known.unigram_entropy is None and log.unigram_entropy is not None:
-        known = replace(known, unigram_entropy=log.unigram_entropy)
-        taken.append(f"the unigram entropy {log.unigram_entropy:.4f}")
-    if known.initial_loss is None and log.initial_loss is not None:
-        known = replace(known, initial_loss=log.initial_loss)
-        taken.append(f"the loss {log.initial_loss:.4f} of an untrained model")
-    if taken:
-        log = replace(log, notes=(*log.notes, f"taken from the run's folder: {', '.join(taken)}"))
-    return log, ramp_steps, known
+    of_training = {str(parameter.name) for parameter in ctx.command.params} - _OF_JUDGING - _OF_LOGS
+    refuse_given(ctx, of_training, "beside --from-log: a finished run is judged as it is; they belong to --scheme")
+    if text is None:
+        refuse_given(ctx, {"tokenizer"}, "beside --from-log without the --text that it is for")
+    if ramp is not None:
+        refuse_given(ctx, {"ramp_steps"}, "beside --ramp, which says how many steps the ramp has")
 
 
 def check_reference(reference: Path | None, known: Landmarks, ramp_steps: int, thresholds: JudgeThresholds | None) -> None:
@@ -296,27 +277,6 @@ def _threshold_value(name: str, value: str, *, whole: bool) -> float:
     except ValueError:
         kind = "a whole number" if whole else "a number"
         raise typer.BadParameter(f"{name} is {kind} above 0, got '{value}'", param_hint="--threshold") from None
-
-
-def _landmarks(reference: Path | None, unigram_entropy: float | None) -> Landmarks:
-    import numpy as np
-
-    from probes.control_variates import without_batches
-    from probes.divergence import Landmarks
-    from probes.errors import KeelError
-    from probes.loss_logs import read_loss_log
-
-    try:
-        if reference is None:
-            return Landmarks(unigram_entropy=unigram_entropy)
-        log = read_loss_log(reference, need_rates=False)
-        return Landmarks(
-            unigram_entropy=unigram_entropy,
-            reference_steps=log.steps.astype(np.float64),
-            reference_losses=without_batches(log.losses, log.batch_losses),
-        )
-    except ValueError as error:
-        raise KeelError(f"landmarks: {error}") from error
 
 
 def judgement_page(judgement: Judgement, notes: tuple[str, ...] = (), *, wide: bool) -> str:

@@ -148,7 +148,7 @@ def test_missing_files_are_the_users_to_mend(run, tmp_path, option):
 
 
 def test_log_without_rates_is_refused_with_the_columns_found(run, tmp_path):
-    with pytest.raises(KeelError, match="has no learning rates: columns found are step, loss;"):
+    with pytest.raises(KeelError, match="has no learning rates: columns found are step, loss\n"):
         run("--from-log", write_log(tmp_path / "loss.csv", SPIKE, rates=False))
 
 
@@ -197,8 +197,6 @@ OF_TRAINING = {
     "--batch-size": "4",
     "--accumulation": "2",
     "--seq-len": "64",
-    "--text": "stdlib",
-    "--tokenizer": "bytes",
     "--set": "alpha=2",
     "--dtype": "float32",
     "--device": "cpu",
@@ -219,8 +217,9 @@ def test_every_option_is_of_training_of_logs_or_of_judging(app):
     """A new option is sorted into one of them, or refused nowhere."""
     (command,) = (typer.main.get_command(app).commands[name] for name in ["max-lr"])
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    judging = {"--reference", "--unigram-entropy", "--to-end", "--threshold", "--output", "--json"}
-    assert options - {"--help"} == OF_TRAINING.keys() | judging | {"--scheme", "--from-log", "--ramp-steps"}
+    judging = {"--reference", "--unigram-entropy", "--text", "--tokenizer", "--to-end", "--threshold", "--output", "--json"}
+    of_logs = {"--from-log", "--run", "--column", "--ramp", "--ramp-steps", "--loss-unit"}
+    assert options - {"--help"} == OF_TRAINING.keys() | judging | of_logs | {"--scheme"}
 
 
 def test_all_foreign_options_are_named_at_once(app, tmp_path):
@@ -234,7 +233,16 @@ def test_all_foreign_options_are_named_at_once(app, tmp_path):
     [
         ([], "name a finished run (--from-log loss.csv) or a scheme to train"),
         (["--scheme", "keel", "--from-log", "loss.csv"], "one of them"),
+        *(
+            (["--scheme", "keel", option, "x"], f"{option} cannot be given")
+            for option in ("--run", "--column", "--ramp", "--loss-unit")
+        ),
         (["--scheme", "keel", "--ramp-steps", "100"], "belongs to --from-log"),
+        (["--from-log", "loss.csv", "--ramp", "0:1:10", "--ramp-steps", "10"], "--ramp-steps cannot be given beside --ramp"),
+        (
+            ["--from-log", "loss.csv", "--tokenizer", "bytes"],
+            "--tokenizer cannot be given beside --from-log without the --text",
+        ),
         (["--from-log", "loss.csv", "--ramp-steps", "0"], "--ramp-steps"),
     ],
 )
@@ -245,6 +253,6 @@ def test_contradictions_are_usage_errors(app, options, message):
 
 
 def test_importing_the_judge_and_the_command_needs_no_torch():
-    modules = "probes.cli.max_lr, probes.divergence, probes.loss_logs, probes.seed_summary"
+    modules = "probes.cli.max_lr, probes.divergence, probes.logs, probes.seed_summary"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

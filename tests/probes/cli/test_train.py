@@ -188,7 +188,7 @@ def test_tensorboard_that_is_not_there_is_named(text, tmp_path, monkeypatch, cap
 
 def test_events_of_an_interrupted_run_read_back_as_its_log(text, tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("tensorboard")
-    from probes.loss_logs import read_loss_log
+    from probes.logs import read_loss_log
     from probes.training import Trainer
 
     advance, folder = Trainer.advance, tmp_path / "run"

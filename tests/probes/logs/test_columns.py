@@ -1,0 +1,144 @@
+"""Which column is taken for what, and how to say it by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from probes.logs import LossLogError, read_loss_log
+from tests.probes.logs._logs import STEPS, assert_is_the_run, rows, write_csv, write_lines
+
+
+@pytest.mark.parametrize("name", ["global_step", "trainer/global_step", "train/global_step", "optimizer_step", "iteration"])
+@pytest.mark.parametrize("calls", ["_step", "Step"])
+def test_optimizer_steps_outrank_log_calls(tmp_path, name, calls):
+    """With evaluations between them, each a log call of its own."""
+    table, k = [], 0
+    for row in rows(step=name):
+        table.append({calls: k, **row})
+        if row[name] % 2 == 0:
+            table.append({calls: k + 1, "eval/loss": 9.0, name: row[name]})
+        k = table[-1][calls] + 1
+    assert_is_the_run(read_loss_log(write_lines(tmp_path / "log.jsonl", table)))
+
+
+@pytest.mark.parametrize("name", ["train_loss_step", "loss_step"])
+def test_the_loss_of_a_step_is_no_step(tmp_path, name):
+    table = [{"lr": row["lr"], name: row["loss"], "time per step": 0.1} for row in rows()]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.steps.tolist() == list(STEPS)
+    assert "no step column: rows are numbered from 1" in log.notes
+
+
+def test_optimizer_steps_outrank_plain_steps(tmp_path):
+    table = [row | {"global_step": row["step"], "step": 100 + 2 * row["step"]} for row in rows()]
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table)))
+
+
+def test_optimizer_steps_that_are_not_everywhere_are_passed_over_and_said(tmp_path):
+    sparse = [{"_step": k, "loss": 5.0 - 0.1 * k, "lr": 0.005 * k} | ({"global_step": 7 * k} if k % 2 else {}) for k in STEPS]
+    log = read_loss_log(write_lines(tmp_path / "log.jsonl", sparse))
+    assert log.steps.tolist() == list(STEPS)
+    assert "steps are those of '_step', for 'global_step' is missing in 5 of 10 rows" in log.notes
+
+
+def test_a_step_that_does_not_change_is_passed_over_and_said(tmp_path):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", [row | {"global_step": 0} for row in rows()]))
+    assert_is_the_run(log)
+    assert "steps are those of 'step', for 'global_step' does not change" in log.notes
+
+
+NAMED = {"loss": "metrics/ce (mean)", "lr": "eta", "step": "updates done", "grad_norm": "|g|"}
+
+
+def test_columns_are_named_by_hand(tmp_path):
+    path = write_csv(tmp_path / "log.csv", rows(*NAMED.values()))
+    assert_is_the_run(read_loss_log(path, columns=NAMED))
+    with pytest.raises(LossLogError, match=r"has no losses: columns found are updates done, metrics/ce \(mean\), eta, \|g\|"):
+        read_loss_log(path)
+
+
+def test_a_named_column_stands_before_a_known_one(tmp_path):
+    table = [row | {"loss": 9.0, "ce": row["loss"]} for row in rows()]
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table), columns={"loss": "ce"}))
+
+
+def test_case_and_signs_of_a_named_column_do_not_matter(tmp_path):
+    path = write_csv(tmp_path / "log.csv", rows("Train/CE"))
+    assert_is_the_run(read_loss_log(path, columns={"loss": "train_ce"}))
+
+
+@pytest.mark.parametrize(
+    ("names", "quantity"),
+    [
+        (("loss_metrics/global_avg_loss", "loss_metrics/global_max_loss"), "loss"),
+        (("ce_loss", "mse_loss"), "loss"),
+        (("encoder lr", "decoder lr"), "lr"),
+    ],
+)
+def test_several_candidates_are_refused_by_name(tmp_path, names, quantity):
+    table = [
+        {key: value for key, value in row.items() if key != quantity} | dict.fromkeys(names, row[quantity]) for row in rows()
+    ]
+    path = write_csv(tmp_path / "log.csv", table)
+    with pytest.raises(
+        LossLogError, match=f"several columns .*: {names[0]}, {names[1]}\nchoose one with --column {quantity}=NAME"
+    ):
+        read_loss_log(path)
+    assert_is_the_run(read_loss_log(path, columns={quantity: names[0]}))
+
+
+def test_auxiliary_losses_and_rates_of_the_configuration_are_none(tmp_path):
+    others = {"train/aux_loss": 9.0, "z_loss": 9.0, "val_loss": 9.0, "peak_lr": 1.0, "final_lr": 0.0}
+    table = [row | others for row in rows("train/ce_loss", "optimizer/lr")]
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table)))
+
+
+def test_rates_of_parameter_groups_are_those_of_the_first_and_said(tmp_path):
+    table = [row | {"lr-AdamW/pg2": 1.0} for row in rows(lr="lr-AdamW/pg1")]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert_is_the_run(log)
+    assert "the learning rate is that of 'lr-AdamW/pg1', the first of 2 columns" in log.notes
+
+
+def test_several_gradient_norms_are_none_and_that_is_said(tmp_path):
+    table = [row | {"head grad_norm": 1.0} for row in rows(grad="body grad_norm")]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert log.grad_norms is None
+    assert any("several columns could hold them: body grad_norm, head grad_norm" in note for note in log.notes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"loss": "nll"}, r"no column 'nll' \(--column\); columns found are step, loss, lr, grad_norm"),
+        ({"speed": "loss"}, "--column names one of loss, lr, step, grad_norm, run, .*, got 'speed'"),
+    ],
+)
+def test_names_that_are_not_there_are_refused(tmp_path, columns, message):
+    with pytest.raises(LossLogError, match=message):
+        read_loss_log(write_csv(tmp_path / "log.csv", rows()), columns=columns)
+
+
+def test_a_hundred_columns_are_listed_shortly(tmp_path):
+    path = write_csv(tmp_path / "log.csv", [{f"{'x' * 60}{k}": 1.0 for k in range(100)}])
+    for columns in ({}, {"loss": "nll"}):
+        with pytest.raises(LossLogError, match="and 92 more") as refused:
+            read_loss_log(path, columns=columns)
+        assert len(str(refused.value)) < 900
+        assert len(str(refused.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("nats", 1.0), ("bits", math.log(2))])
+def test_units_of_the_loss(tmp_path, unit, factor):
+    table = [row | {"unigram_loss": 3.0, "bigram_loss": 2.0} for row in rows()]
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table), loss_unit=unit)
+    np.testing.assert_allclose(log.losses, [factor * (5.0 - 0.1 * k) for k in STEPS])
+    np.testing.assert_allclose(log.batch_losses, [[3.0 * factor, 2.0 * factor]] * 10)
+
+
+def test_an_unknown_unit_is_refused(tmp_path):
+    with pytest.raises(LossLogError, match=r"no unit 'dits' \(--loss-unit\); known are nats, bits"):
+        read_loss_log(write_csv(tmp_path / "log.csv", rows()), loss_unit="dits")
