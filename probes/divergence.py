@@ -68,6 +68,7 @@ class _Trouble:
     earliest: int
     latest: int
     slow: bool = False
+    leaves_open: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +403,7 @@ def _search(judge: StreamingJudge) -> _Findings:
             met[Criterion.IRRECOVERABLE_SPIKE] = _of_rise(rise, finite, _rise_words(rise, record))
             certain |= rise.certain
         elif rise is not None and bad is None and len(record.losses) - rise.recognised >= _OPEN_POINTS:
-            open_end = _of_rise(rise, finite, _open_words(rise, record))
+            open_end = replace(_of_rise(rise, finite, _open_words(rise, record)), leaves_open="a spike open")
         certain |= _add_lags(met, record, finite, rise, thresholds)
         undecidable = _blind_plateau(judge, record, finite, rise) if not met else None
     if end is not None and not end.diverged:
@@ -425,7 +426,7 @@ def _broken(judge: StreamingJudge, losses: FloatArray, stretch: int | None, end:
 
 def _of_end(judge: StreamingJudge, end: RunEnd) -> _Trouble:
     reason = f"from step {judge._steps[end.index]} on {end.reason}"
-    return _Trouble(index=end.index, reason=reason, earliest=end.earliest, latest=end.index)
+    return _Trouble(index=end.index, reason=reason, earliest=end.earliest, latest=end.index, leaves_open=end.what)
 
 
 def _of_rise(rise: Rise, finite: np.typing.NDArray[np.intp], reason: str) -> _Trouble:
@@ -620,6 +621,7 @@ def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
         best_loss=best_loss,
         best_step=best_step,
         first_step=1 if judge.first_step is None else judge.first_step,
+        open_end=None if trouble is None or outcome is not Outcome.INCOMPLETE else trouble.leaves_open,
         last_step=judge._steps[-1],
         ramp_steps=judge.ramp_steps,
         criteria=tuple(_criterion(judge, findings, criterion) for criterion in Criterion),
@@ -685,7 +687,7 @@ def _stands_still(judge: StreamingJudge, index: int) -> bool:
     same = np.flatnonzero(rates != rates[index])
     first, last = int(same[same < index].max(initial=-1)) + 1, int(same[same > index].min(initial=len(rates))) - 1
     length = judge._steps[last] - judge._steps[first] + _spacing(judge._steps)
-    return len(rates) > 1 and last > first and length > _STILL * judge.ramp_steps
+    return last > first and (last - first + 1 == len(rates) or length > _STILL * judge.ramp_steps)
 
 
 def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion) -> CriterionResult:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Criterion", "CriterionResult", "Judgement", "Outcome", "Status"]
+__all__ = ["DEFINITION", "Criterion", "CriterionResult", "Judgement", "Outcome", "Status"]
+
+DEFINITION = (
+    "The level of a run is the running median of its loss. "
+    "What it has learned is its first loss minus its lowest level so far. "
+    "It has broken where its level rises above the lowest one by a tenth of what was learned and never comes back "
+    "(irrecoverable spike), or where its losses or gradients are not finite any more (non-finite). "
+    "It stands still where its end is flat, at the unigram entropy of the text or above (stagnation). "
+    "Max LR is the learning rate before the earliest onset."
+)
+"""What the judge says, in five sentences; all else is noise, dating and doubt."""
 
 
 class Outcome(str, Enum):
@@ -126,6 +136,7 @@ class Judgement:
         slow: a rise that took its time, without a jump and without a reference: it may be a degradation as well as a spike.
         log_spaced: whether the rate was multiplied from point to point, so that the resolution is a factor.
         first_step: number of the ramp's first step.
+        open_end: of an incomplete run, what its last points leave open, in words; None where they leave nothing open.
     """
 
     outcome: Outcome
@@ -147,6 +158,7 @@ class Judgement:
     slow: bool = False
     log_spaced: bool = False
     first_step: int = 1
+    open_end: str | None = None
 
     @property
     def diverged(self) -> bool:
@@ -170,7 +182,7 @@ class Judgement:
         if self.outcome is Outcome.HEALTHY:
             return f": no divergence up to the end of the ramp (step {self.last_step})"
         if self.outcome is Outcome.INCOMPLETE:
-            open_end = "" if self.onset_step is None else f", and are open from step {self.onset_step} on"
+            open_end = "" if self.open_end is None else f", with {self.open_end} from step {self.onset_step}"
             return f": no divergence, but the data end at step {self.last_step}{self._place(self.last_step)}{open_end}"
         if self.onset_step is None:
             return ""

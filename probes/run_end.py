@@ -26,12 +26,14 @@ class RunEnd:
         earliest: index of the first row of which nothing good is known.
         index: of the first row that shows it.
         diverged: whether the run is known to be broken; otherwise its end is not known.
+        what: is not finite or not known, in a few words.
         reason: in words, without the step.
     """
 
     earliest: int
     index: int
     diverged: bool
+    what: str
     reason: str
 
 
@@ -80,13 +82,16 @@ def find_run_end(
         return _unknown_end(known)
     index = start + int(shown[0])
     only_norms = bool(known[start:].all() and not bad_loss[start:].any())
-    if only_norms and len(shown) < patience:
-        reason = f"the last {len(shown)} gradient norms are not finite: too late to say whether that passes"
-        return RunEnd(earliest=start, index=index, diverged=False, reason=reason)
+    if only_norms and (len(shown) < patience or not np.isfinite(norms[norm_known]).any()):
+        count = f"the last {len(shown)}" if len(shown) < patience else "all"
+        reason = f"{count} gradient norms are not finite, and the losses beside them are: that does not tell a sound run"
+        return RunEnd(earliest=start, index=index, diverged=False, what="gradient norms not finite", reason=reason)
     what = "the loss is" if bad_loss[index] else "the gradient norm is"
     value = losses[index] if bad_loss[index] else norms[index]
     hidden = "" if bad_loss[index] else ", and the loss beside it " + ("is not known" if not known[index] else "tells nothing")
-    return RunEnd(earliest=start, index=index, diverged=True, reason=f"{what} {value}{hidden}, to the end of the data")
+    return RunEnd(
+        earliest=start, index=index, diverged=True, what="not finite", reason=f"{what} {value}{hidden}, to the end of the data"
+    )
 
 
 def _unknown_end(known: NDArray[np.bool_]) -> RunEnd | None:
@@ -97,7 +102,7 @@ def _unknown_end(known: NDArray[np.bool_]) -> RunEnd | None:
     if missing < (float(np.median(gaps)) if len(gaps) else 1.0):
         return None
     reason = f"the last {missing} losses are not known: many loggers leave out a loss that is not a number"
-    return RunEnd(earliest=start, index=start, diverged=False, reason=reason)
+    return RunEnd(earliest=start, index=start, diverged=False, what="losses not known", reason=reason)
 
 
 def _after_last(condition: NDArray[np.bool_]) -> int:
