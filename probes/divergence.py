@@ -46,7 +46,7 @@ from probes.divergence_criteria import (
 from probes.errors import KeelError
 from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
 from probes.onset import FloatArray, running_median
-from probes.run_end import RunEnd, find_run_end, is_stand_in
+from probes.run_end import RunEnd, StandIns, find_run_end
 
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
@@ -128,9 +128,9 @@ class StreamingJudge:
         self._rates: list[float] = []
         self._losses: list[float] = []  # not a number where unknown
         self._known: list[bool] = []
-        self._norms: list[float] = []
-        self._norm_known: list[bool] = []
-        self._last_loss: float | None = None
+        self._norms: list[float] = []  # not a number where unknown, infinite where not finite
+        self._bad_norms: list[bool] = []
+        self._stand_ins = StandIns()
         self._batches = array("d")  # rows of _n_batch_losses
         self._clean: tuple[FloatArray, str | None] | None = None
         self._n_batch_losses: int | None = None
@@ -194,12 +194,11 @@ class StreamingJudge:
         return self._certain
 
     def _note_loss(self, loss: float | None, grad_norm: float | None) -> None:
-        known = loss is not None and not is_stand_in(loss, self._last_loss, grad_norm)
-        self._last_loss = loss
+        known = not self._stand_ins(loss, grad_norm) and loss is not None
         self._losses.append(loss if loss is not None and known else math.nan)
         self._known.append(known)
-        self._norms.append(math.nan if grad_norm is None else grad_norm)
-        self._norm_known.append(grad_norm is not None)
+        self._norms.append(math.nan if grad_norm is None else grad_norm if math.isfinite(grad_norm) else math.inf)
+        self._bad_norms.append(self._stand_ins.gradient_is_bad)
         if known:
             self._bad_losses = 0 if math.isfinite(self._losses[-1]) else self._bad_losses + 1
 
@@ -269,8 +268,8 @@ class StreamingJudge:
 
     def _end(self, losses: FloatArray) -> RunEnd | None:
         """What the last points say."""
-        norms, norm_known = np.array(self._norms), np.array(self._norm_known)
-        return find_run_end(losses, np.array(self._known), norms, norm_known, self.thresholds.non_finite_patience)
+        norms, bad_norms = np.array(self._norms), np.array(self._bad_norms)
+        return find_run_end(losses, np.array(self._known), norms, bad_norms, self.thresholds.non_finite_patience)
 
 
 def reference_fault(landmarks: Landmarks, *, ramp_steps: int, thresholds: JudgeThresholds | None = None) -> str | None:
@@ -535,7 +534,7 @@ def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
     if unknown:
         notes.append(f"{unknown} losses are not known")
-    bad_gradients = int((np.array(judge._norm_known) & ~np.isfinite(judge._norms)).sum())
+    bad_gradients = int(np.isinf(judge._norms).sum())
     if bad_gradients:
         notes.append(f"{bad_gradients} gradient norms were not finite")
     if judge._clean is not None and judge._clean[1] is not None:
@@ -615,7 +614,7 @@ def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
         max_lr_interval=onset.max_lr_interval,
         lower_bound=not outcome.diverged,
         upper_bound=outcome.diverged and onset.upper_bound,
-        resolution=_resolution(judge._rates, trouble),
+        resolution=_resolution(judge, trouble),
         log_spaced=_log_spaced(judge._rates),
         slow=trouble is not None and trouble.slow and judge._reference is None,
         best_loss=best_loss,
@@ -637,7 +636,7 @@ def _detected(judge: StreamingJudge, outcome: Outcome) -> int:
 
 
 def _healthy_words(judge: StreamingJudge, outcome: Outcome) -> str:
-    rate = judge._rates[-1]
+    rate = max(judge._rates)
     if outcome is Outcome.HEALTHY:
         return f"no divergence up to the end of the ramp, learning rate {rate:.4g}: Max LR is a lower bound"
     if outcome is Outcome.CANNOT_JUDGE:
@@ -662,28 +661,32 @@ class _Onset:
 def _onset(judge: StreamingJudge, trouble: _Trouble | None) -> _Onset:
     rates, steps = judge._rates, judge._steps
     if trouble is None:
-        return _Onset(step=None, interval=None, max_lr=rates[-1], max_lr_interval=None, upper_bound=False)
+        return _Onset(step=None, interval=None, max_lr=max(rates), max_lr_interval=None, upper_bound=False)
     still = _stands_still(judge, trouble.index)
     ends = (trouble.earliest, trouble.latest)
     return _Onset(
         step=steps[trouble.index],
         interval=(steps[ends[0]], steps[ends[1]]),
-        max_lr=rates[trouble.index] if still else _rate_before(rates, trouble.index),
-        max_lr_interval=None if still else (_rate_before(rates, ends[0]), _rate_before(rates, ends[1])),
+        max_lr=max(rates[: trouble.index + 1]) if still else _rate_before(judge, trouble.index),
+        max_lr_interval=None if still else (_rate_before(judge, ends[0]), _rate_before(judge, ends[1])),
         upper_bound=still,
     )
 
 
-def _rate_before(rates: Sequence[float], index: int) -> float:
-    return rates[index - 1] if index else 0.0
+def _rate_before(judge: StreamingJudge, index: int) -> float:
+    """The highest rate before a point at which something is known of the run."""
+    rows = zip(judge._rates[:index], judge._losses[:index], judge._norms[:index], strict=True)
+    return max((rate for rate, loss, norm in rows if math.isfinite(loss) or math.isfinite(norm)), default=0.0)
 
 
 def _stands_still(judge: StreamingJudge, index: int) -> bool:
     """Whether the rate does not rise about a point: the run broke at that very rate, which is then no rate that it tolerates.
 
-    A few points of one rate are a ramp that was rounded.
+    A few points of one rate are a ramp that was rounded. A rate that falls has been at its highest before.
     """
     rates = np.array(judge._rates)
+    if rates[index] < rates[:index].max(initial=0.0):
+        return True
     same = np.flatnonzero(rates != rates[index])
     first, last = int(same[same < index].max(initial=-1)) + 1, int(same[same > index].min(initial=len(rates))) - 1
     length = judge._steps[last] - judge._steps[first] + _spacing(judge._steps)
@@ -710,16 +713,17 @@ def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion)
     )
 
 
-def _resolution(rates: Sequence[float], trouble: _Trouble | None) -> float:
+def _resolution(judge: StreamingJudge, trouble: _Trouble | None) -> float:
     """Distance from Max LR to the next higher rate at the onset, or of the last two rates that differ where it is a bound."""
+    rates = judge._rates
     if trouble is None:
-        at, before = rates[-1], rates
+        at, before = max(rates), rates
     else:
-        at, before = _rate_before(rates, trouble.index), rates[: trouble.index]
+        at, before = _rate_before(judge, trouble.index), rates[: trouble.index]
         higher = next((rate for rate in rates[trouble.index :] if rate > at), None)
         if higher is not None:
             return higher - at
-    return next((at - rate for rate in reversed(before) if rate < at), 0.0)
+    return at - max((rate for rate in before if rate < at), default=at)
 
 
 def _log_spaced(rates: Sequence[float]) -> bool:

@@ -121,6 +121,91 @@ def test_gradient_norms_that_were_never_finite_do_not_say_healthy():
     assert answer.lower_bound
 
 
+@pytest.mark.parametrize("norm", [None, 0.0, 1.0])
+@pytest.mark.parametrize("start", [1, 100, 299, 579, 599])
+def test_zeros_to_the_end_are_no_losses_whatever_the_norms_say(norm, start):
+    """An older Trainer writes zeros and no norms."""
+    answer = judged(from_index(LOSSES, start, 0.0), from_index([1.0] * N, start, norm))
+    assert (answer.outcome, answer.onset_step) == (Outcome.INCOMPLETE, start + 1)
+    assert answer.max_lr == pytest.approx(RATES[start - 1], rel=1e-12)
+    assert answer.best_loss > 2.3
+
+
+def test_zeros_alone_are_no_losses():
+    assert judged([0.0] * N).outcome is Outcome.INCOMPLETE
+
+
+@pytest.mark.parametrize("length", [1, 4, 20, 100])
+def test_zeros_that_come_back_are_neither_best_nor_a_spike(length):
+    losses = LOSSES.copy()
+    losses[300 : 300 + length] = 0.0
+    answer = judged(losses)
+    assert answer.outcome is Outcome.HEALTHY
+    assert answer.best_loss > 2.3
+    assert f"{length} losses are not known" in answer.reasons
+
+
+def test_a_loss_that_falls_to_zero_is_one():
+    losses = np.maximum(5.5 - 0.02 * STEPS, 0.0)
+    answer = judged(losses)
+    assert (answer.outcome, answer.best_loss) == (Outcome.HEALTHY, 0.0)
+
+
+@pytest.mark.parametrize("every", [2, 10, 20])
+@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("hidden", ["zero", "repeated", "as ever"])
+def test_gradients_logged_more_rarely_than_losses_decide_as_well(every, phase, hidden):
+    start = 300
+    value = {"zero": 0.0, "repeated": float(LOSSES[start - 1])}
+    losses = LOSSES if hidden == "as ever" else from_index(LOSSES, start, value[hidden])
+    norms = [norm if index % every == phase else None for index, norm in enumerate(norms_bad_from(start))]
+    answer = judged(losses, norms)
+    assert answer.outcome is Outcome.NON_FINITE
+    assert start + 1 <= answer.onset_step <= start + every
+    assert answer.best_loss > 2.3
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_norms_that_are_logged_at_the_start_alone_say_nothing_of_the_end(every):
+    norms = [math.inf if index < 50 and index % every == 0 else None for index in range(N)]
+    assert judged(LOSSES, norms).outcome is Outcome.HEALTHY
+
+
+def test_one_bad_norm_at_the_end_counts_once_however_rarely_norms_are_logged():
+    norms = [None if index % 10 else (math.inf if index == 590 else 1.0) for index in range(N)]
+    assert judged(LOSSES, norms).outcome is Outcome.INCOMPLETE
+
+
+@pytest.mark.parametrize("good_every", [2, 3, 5])
+@pytest.mark.parametrize("hidden", [math.nan, None])
+def test_a_run_that_fails_again_and_again_to_the_end_is_not_healthy(good_every, hidden):
+    """Never as many in a row as would end it at once."""
+    fails = [index >= 300 and index % good_every != 0 for index in range(N)]
+    losses = [hidden if bad else loss for bad, loss in zip(fails, LOSSES, strict=True)]
+    answer = judged(losses, [math.nan if bad else 1.0 for bad in fails])
+    assert answer.outcome is Outcome.NON_FINITE
+    assert abs(answer.onset_step - 301) <= good_every
+    assert answer.max_lr < RATES[301]
+
+
+@pytest.mark.parametrize("length", [2, 4, 20])
+def test_failures_that_end_are_transient(length):
+    losses = LOSSES.copy()
+    losses[300 : 300 + 2 * length : 2] = math.nan
+    assert judged(losses).outcome is Outcome.HEALTHY
+
+
+def test_norms_that_were_never_finite_do_not_move_the_step_at_which_the_loss_breaks():
+    answer = judged(from_index(LOSSES, 299, math.nan), [math.inf] * N)
+    assert (answer.outcome, answer.onset_step) == (Outcome.NON_FINITE, 300)
+
+
+def test_losses_that_are_logged_more_rarely_from_some_step_on_are_no_unknown_end():
+    losses = [loss if index < 100 or index % 10 == 0 else None for index, loss in enumerate(LOSSES)]
+    assert judged(losses).outcome is Outcome.HEALTHY
+    assert judged(from_index(losses, 570, None)).outcome is Outcome.INCOMPLETE
+
+
 def test_what_broke_before_the_end_is_unknown_decides():
     losses = LOSSES + np.where(STEPS >= 200, 3.0, 0.0)
     answer = judged(from_index(losses, 400, None))

@@ -207,3 +207,19 @@ def test_a_ramp_that_was_rounded_is_a_ramp(digits):
     assert not answer.upper_bound
     assert answer.max_lr == pytest.approx(RATES[298], abs=10.0**-digits)
     assert answer.resolution == pytest.approx(max(10.0**-digits, PEAK / N), rel=0.3)
+
+
+@pytest.mark.parametrize("peak", [100, 200, 290])
+def test_a_run_that_broke_while_the_rate_fell_bears_less_than_its_highest_rate(peak):
+    rates = np.where(STEPS <= peak, PEAK * STEPS / peak, PEAK * (N - STEPS + 1) / (N - peak + 1))
+    broken, sound = judge_run(STEPS, rates, COURSES["spike"]), judge_run(STEPS, rates, COURSES["healthy"])
+    assert (broken.onset_step, broken.max_lr, broken.upper_bound) == (300, rates.max(), True)
+    assert (sound.max_lr, sound.lower_bound, sound.upper_bound) == (rates.max(), True, False)
+
+
+@pytest.mark.parametrize("every", [2, 10, 50])
+def test_a_rate_at_which_nothing_was_known_is_none_that_was_borne(every):
+    """Rates at every step, losses more rarely: the break shows at step 400, and the run was last seen sound well before."""
+    losses = [loss if step % every == 0 else None for step, loss in zip(STEPS, drift_and_jump(0.0, 0), strict=True)]
+    answer = judge_run(STEPS, RATES, losses)
+    assert (answer.onset_step, answer.max_lr) == (400, RATES[400 - every - 1])
