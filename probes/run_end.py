@@ -125,9 +125,10 @@ def find_run_end(
     sound = ~rows.bad_norm & ~rows.bad_loss & (known | logged)
     start = _after_last(sound)
     shown = np.flatnonzero((rows.bad_norm | rows.bad_loss)[start:])
-    if not len(shown):
-        return _failing_end(rows, patience) or _unknown_end(known)
-    return _lasting_end(rows, start, start + int(shown[0]), never_finite, patience)
+    failing = _failing_end(rows, patience)
+    if failing is not None and (not len(shown) or failing.index < start):
+        return failing
+    return _lasting_end(rows, start, start + int(shown[0]), never_finite, patience) if len(shown) else _unknown_end(known)
 
 
 def _lasting_end(rows: _Rows, start: int, index: int, never_finite: bool, patience: int) -> RunEnd:

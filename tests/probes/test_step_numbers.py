@@ -211,7 +211,7 @@ def test_a_ramp_that_was_rounded_is_a_ramp(digits):
 
 @pytest.mark.parametrize("peak", [100, 200, 290])
 def test_a_run_that_broke_while_the_rate_fell_bears_less_than_its_highest_rate(peak):
-    rates = np.where(STEPS <= peak, PEAK * STEPS / peak, PEAK * (N - STEPS + 1) / (N - peak + 1))
+    rates = np.where(peak >= STEPS, PEAK * STEPS / peak, PEAK * (N - STEPS + 1) / (N - peak + 1))
     broken, sound = judge_run(STEPS, rates, COURSES["spike"]), judge_run(STEPS, rates, COURSES["healthy"])
     assert (broken.onset_step, broken.max_lr, broken.upper_bound) == (300, rates.max(), True)
     assert (sound.max_lr, sound.lower_bound, sound.upper_bound) == (rates.max(), True, False)
