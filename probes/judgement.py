@@ -215,22 +215,17 @@ class Judgement:
         """Tidy rows, one per criterion and one for the whole (``criterion`` = ``overall``).
 
         Returns:
-            Columns criterion, status, onset_step, max_lr, lower_bound, resolution, best_loss, reason.
+            Columns criterion, status, onset_step, onset_earliest, onset_latest, max_lr, max_lr_low, max_lr_high, lower_bound,
+            upper_bound, resolution, best_loss, reason; no value where there is no onset.
         """
         import pandas as pd
 
-        overall = {
-            "criterion": "overall",
-            "status": self.outcome.value,
-            "onset_step": self.onset_step,
-            "max_lr": self.max_lr,
-            "lower_bound": self.lower_bound,
-            "reason": self.reasons[0],
-        }
-        rows = [overall, *map(_row, self.criteria)]
-        frame = pd.DataFrame(rows).assign(resolution=self.resolution, best_loss=self.best_loss)
-        frame["onset_step"] = frame["onset_step"].astype("Int64")
-        return frame
+        overall = {"criterion": "overall", "status": self.outcome.value, "reason": self.reasons[0], **_ends(self)}
+        frame = pd.DataFrame([overall, *({**_row(result), **_ends(result)} for result in self.criteria)])
+        frame = frame.assign(resolution=self.resolution, best_loss=self.best_loss)
+        steps = ["onset_step", "onset_earliest", "onset_latest"]
+        rates = ["max_lr", "max_lr_low", "max_lr_high"]
+        return frame.astype(dict.fromkeys(steps, "Int64") | dict.fromkeys(rates, "float64"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; a best loss that is not finite is None."""
@@ -256,6 +251,21 @@ class Judgement:
             "reasons": list(self.reasons),
             "criteria": [_row(result) for result in self.criteria],
         }
+
+
+def _ends(result: Judgement | CriterionResult) -> dict[str, Any]:
+    """Onset and Max LR with the ends of their intervals."""
+    steps, rates = result.onset_interval or (None, None), result.max_lr_interval or (None, None)
+    return {
+        "onset_step": result.onset_step,
+        "onset_earliest": steps[0],
+        "onset_latest": steps[1],
+        "max_lr": result.max_lr,
+        "max_lr_low": rates[0],
+        "max_lr_high": rates[1],
+        "lower_bound": result.lower_bound,
+        "upper_bound": result.upper_bound,
+    }
 
 
 def _row(result: CriterionResult) -> dict[str, Any]:
