@@ -246,7 +246,7 @@ def judged_again(curve, part=slice(None), seed=None):
 
 
 MOVED = {
-    "mix_ln-64-0.05-seed1": "a rise of about what counts, to the unigram level: a spike or a plateau by chance, as readers have it",
+    "mix_ln-64-0.05-seed1": "a rise of about what counts to the unigram level: spike or plateau, as readers have it",
     "scaled_shortcut_normed_input_gain-64-0.05-seed1": "a drift that comes to a tenth of what was learned at the end alone",
 }
 """Curves whose kind or interval a little noise moves further, and why."""
