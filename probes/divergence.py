@@ -4,6 +4,9 @@ Training is fed point by point, and so is a finished log; the same points give t
 at a hundred fixed places of the ramp, and is done once it is certain; what comes later changes nothing. Told to listen to the
 end it adds the criteria that are met later, beside the verdict and its onsets as they were.
 
+Steps may be numbered from anywhere: the ramp begins at its first step. A loss that is not known is a fact as well, and what the
+last rows say decides (:mod:`probes.run_end`).
+
 Four criteria (Chen & Wei 2026, arXiv:2601.19895, section 5.1, and not-a-number): see ``probes/judgement.py`` for the answer and
 :class:`~probes.divergence_criteria.JudgeThresholds` for every threshold. The earliest onset decides. Degradation needs a
 reference run, stagnation the unigram entropy or a reference; without them the answer is that it cannot be judged.
@@ -43,10 +46,12 @@ from probes.divergence_criteria import (
 from probes.errors import KeelError
 from probes.judgement import Criterion, CriterionResult, Judgement, Outcome, Status
 from probes.onset import FloatArray, running_median
+from probes.run_end import RunEnd, StandIns, find_run_end
 
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
 _LOOKS = 100
+_STILL = 0.05  # of the ramp: a rate that lasts longer is constant, and not a ramp that was rounded
 _OPEN_POINTS = 3  # a spike at the very end of the data is told from noise by so many points
 
 
@@ -56,10 +61,14 @@ class RunRecordError(KeelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trouble:
-    """Where a criterion is met: index into all points, and in words."""
+    """Where a criterion is met: index into all points, first and last index that it may have begun at, and in words."""
 
     index: int
     reason: str
+    earliest: int
+    latest: int
+    slow: bool = False
+    leaves_open: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +77,7 @@ class _Findings:
 
     met: dict[Criterion, _Trouble] = field(default_factory=dict)
     deciding: Criterion | None = None
-    open_spike: _Trouble | None = None
+    open_end: _Trouble | None = None
     undecidable: _Trouble | None = None
     certain: bool = False
     notes: tuple[str, ...] = ()
@@ -79,6 +88,7 @@ class StreamingJudge:
 
     Args:
         ramp_steps: steps of the whole ramp, >= 1.
+        first_step: number of the ramp's first step. None takes 0 where the first point has that number, and 1 elsewhere.
         landmarks: what is known about a healthy run; a reference that diverges itself is named and not used.
         thresholds: when something counts.
         to_end: listen to the end even when certain, for the Max LR by every criterion; the verdict is the same without.
@@ -99,6 +109,7 @@ class StreamingJudge:
         self,
         *,
         ramp_steps: int,
+        first_step: int | None = None,
         landmarks: Landmarks | None = None,
         thresholds: JudgeThresholds | None = None,
         to_end: bool = False,
@@ -106,19 +117,23 @@ class StreamingJudge:
         if ramp_steps < 1:
             raise ValueError(f"a ramp has at least 1 step, got {ramp_steps}")
         self.ramp_steps = ramp_steps
+        self.first_step = first_step
         self.landmarks = landmarks or Landmarks()
         self.thresholds = thresholds or JudgeThresholds()
         self._reference = _judge_reference(self.landmarks, ramp_steps, self.thresholds)
         broken = self._reference is not None and self._reference.diverged
-        self._known = self.landmarks.without_reference() if broken else self.landmarks
+        self._known_of_health = self.landmarks.without_reference() if broken else self.landmarks
         self._to_end = to_end
         self._steps: list[int] = []
         self._rates: list[float] = []
-        self._losses: list[float] = []
+        self._losses: list[float] = []  # not a number where unknown
+        self._known: list[bool] = []
+        self._norms: list[float] = []  # not a number where unknown, infinite where not finite
+        self._bad_norms: list[bool] = []
+        self._stand_ins = StandIns()
         self._batches = array("d")  # rows of _n_batch_losses
         self._clean: tuple[FloatArray, str | None] | None = None
         self._n_batch_losses: int | None = None
-        self._bad_gradients = 0
         self._bad_losses = 0  # in a row
         self._next_look = 0.0
         self._since: tuple[Outcome, int] | None = None
@@ -134,7 +149,7 @@ class StreamingJudge:
         self,
         step: int,
         learning_rate: float,
-        loss: float,
+        loss: float | None,
         grad_norm: float | None = None,
         batch_losses: Sequence[float] | None = None,
     ) -> bool:
@@ -143,8 +158,9 @@ class StreamingJudge:
         Args:
             step: its number, larger than the last one's.
             learning_rate: used in this step.
-            loss: of this step, nats; may be not a number.
-            grad_norm: before clipping; only counted where it is not finite.
+            loss: of this step, nats; may be not a number. None where it is not known.
+            grad_norm: before clipping. One that is not finite tells of a loss that is hidden, and decides where such norms
+                last to the end of the data; None where it is not known.
             batch_losses: of models that do not learn, on the batch of this step, nats
                 (:attr:`probes.run_folder.StepRecord.batch_losses`); what batches make of the loss is then taken off. None
                 where that is not known; otherwise always as many.
@@ -153,11 +169,16 @@ class StreamingJudge:
             Whether the judge is certain; from then on points are ignored.
 
         Raises:
-            RunRecordError: if the step does not increase or lies beyond the ramp, the learning rate is negative or not finite,
+            RunRecordError: if the step does not increase or lies outside the ramp, the learning rate is negative or not finite,
                 or there are more or fewer batch losses than before.
         """
-        if step > self.ramp_steps:
-            raise RunRecordError(f"step {step} lies beyond the ramp of {self.ramp_steps} steps; a ramp ends with its last step")
+        if self.first_step is None:
+            self.first_step = min(step, 1)
+        if not self.first_step <= step <= self.last_step:
+            side = "beyond" if step > self.last_step else "before"
+            raise RunRecordError(
+                f"step {step} lies {side} the ramp of {self.ramp_steps} steps, which are {self.first_step} to {self.last_step}"
+            )
         if self._certain:
             return True
         if self._steps and step <= self._steps[-1]:
@@ -167,12 +188,19 @@ class StreamingJudge:
         self._note_batch(step, batch_losses)
         self._steps.append(step)
         self._rates.append(learning_rate)
-        self._losses.append(loss)
-        self._bad_gradients += grad_norm is not None and not math.isfinite(grad_norm)
-        self._bad_losses = 0 if math.isfinite(loss) else self._bad_losses + 1
+        self._note_loss(loss, grad_norm)
         if step >= self._next_look or self._bad_losses in (1, self.thresholds.non_finite_patience):
             self._look(step)
         return self._certain
+
+    def _note_loss(self, loss: float | None, grad_norm: float | None) -> None:
+        known = not self._stand_ins(loss, grad_norm) and loss is not None
+        self._losses.append(loss if loss is not None and known else math.nan)
+        self._known.append(known)
+        self._norms.append(math.nan if grad_norm is None else grad_norm if math.isfinite(grad_norm) else math.inf)
+        self._bad_norms.append(self._stand_ins.gradient_is_bad)
+        if known:
+            self._bad_losses = 0 if math.isfinite(self._losses[-1]) else self._bad_losses + 1
 
     def _note_batch(self, step: int, batch_losses: Sequence[float] | None) -> None:
         if batch_losses is not None and self._n_batch_losses is None:
@@ -224,11 +252,24 @@ class StreamingJudge:
         return sum(map(math.isfinite, self._losses)) >= self.thresholds.min_points
 
     @property
+    def last_step(self) -> int:
+        """Number of the ramp's last step; counted from 1 before the first point."""
+        return (1 if self.first_step is None else self.first_step) + self.ramp_steps - 1
+
+    @property
     def _complete(self) -> bool:
-        """Whether no further point can come: of steps counted from 0 the last is one less, and points may lie apart."""
-        last = self.ramp_steps - (self._steps[0] == 0)
-        distance = float(np.median(np.diff(self._steps))) if len(self._steps) > 1 else 1.0
-        return self._steps[-1] + distance > last
+        """Whether no further point can come: points may lie apart."""
+        return self._steps[-1] + _spacing(self._steps) > self.last_step
+
+    def _bad_losses_from(self, index: int) -> int:
+        """Losses that are known not to be finite, from a point on."""
+        pairs = zip(self._losses[index:], self._known[index:], strict=True)
+        return sum(known and not math.isfinite(loss) for loss, known in pairs)
+
+    def _end(self, losses: FloatArray) -> RunEnd | None:
+        """What the last points say."""
+        norms, bad_norms = np.array(self._norms), np.array(self._bad_norms)
+        return find_run_end(losses, np.array(self._known), norms, bad_norms, self.thresholds.non_finite_patience)
 
 
 def reference_fault(landmarks: Landmarks, *, ramp_steps: int, thresholds: JudgeThresholds | None = None) -> str | None:
@@ -250,8 +291,9 @@ def _judge_reference(landmarks: Landmarks, ramp_steps: int, thresholds: JudgeThr
     steps, losses = landmarks.reference_steps, landmarks.reference_losses
     if steps is None or losses is None:
         return None
-    length = max(ramp_steps, int(steps[-1]))
-    judge = StreamingJudge(ramp_steps=length, landmarks=landmarks.without_reference(), thresholds=thresholds)
+    first = min(int(steps[0]), 1) if steps[-1] <= ramp_steps else int(steps[0])
+    length = max(ramp_steps, int(steps[-1]) - first + 1)
+    judge = StreamingJudge(ramp_steps=length, first_step=first, landmarks=landmarks.without_reference(), thresholds=thresholds)
     for step, loss in zip(steps.tolist(), losses.tolist(), strict=True):
         judge.feed(int(step), 0.0, loss)
     return judge.judgement()
@@ -264,11 +306,12 @@ def _fault_words(reference: Judgement) -> str:
 def judge_run(
     steps: Sequence[int],
     learning_rates: Sequence[float],
-    losses: Sequence[float],
+    losses: Sequence[float | None],
     grad_norms: Sequence[float | None] | None = None,
     *,
     batch_losses: FloatArray | None = None,
     ramp_steps: int | None = None,
+    first_step: int | None = None,
     landmarks: Landmarks | None = None,
     thresholds: JudgeThresholds | None = None,
     to_end: bool = False,
@@ -276,12 +319,15 @@ def judge_run(
     """Judge a finished run: the same answer as while it went on.
 
     Args:
-        steps: optimizer steps, shape (n,), increasing.
+        steps: optimizer steps, shape (n,), increasing, numbered from anywhere.
         learning_rates: shape (n,).
-        losses: shape (n,), nats; may hold not-a-numbers.
+        losses: shape (n,), nats; may hold not-a-numbers, and None where one is not known.
         grad_norms: shape (n,), before clipping.
         batch_losses: of k models that do not learn, on the same batches, shape (n, k), nats; not a number where unknown.
-        ramp_steps: length of the ramp, not below the last step; the last step where None.
+        ramp_steps: length of the ramp; from the first to the last step where None, each point as long as its distance to the
+            next.
+        first_step: number of the ramp's first step. None takes 1 (or 0) where all steps lie on a ramp that begins there, and
+            the first point's otherwise.
         landmarks: what is known about a healthy run.
         thresholds: when something counts.
         to_end: add the criteria that are met after the verdict is certain; the verdict is the same without.
@@ -296,16 +342,31 @@ def judge_run(
         raise RunRecordError(f"{len(steps)} steps, {len(learning_rates)} learning rates and {len(losses)} losses to judge")
     if batch_losses is not None and (batch_losses.ndim != 2 or len(batch_losses) != len(steps)):
         raise RunRecordError(f"{len(steps)} steps and batch losses of shape {batch_losses.shape}; it must be (n, k)")
-    length = max(1, int(steps[-1])) if ramp_steps is None else ramp_steps
-    if steps[-1] > length:
+    first, length = _extent(steps, ramp_steps, first_step)
+    if steps[-1] >= first + length:
         raise RunRecordError(f"step {steps[-1]} lies beyond the ramp of {length} steps; a ramp ends with its last step")
-    judge = StreamingJudge(ramp_steps=length, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
+    judge = StreamingJudge(ramp_steps=length, first_step=first, landmarks=landmarks, thresholds=thresholds, to_end=to_end)
     norms: Sequence[float | None] = [None] * len(steps) if grad_norms is None else grad_norms
     batches = [None] * len(steps) if batch_losses is None else batch_losses.tolist()
     for step, rate, loss, norm, batch in zip(steps, learning_rates, losses, norms, batches, strict=True):
-        if judge.feed(int(step), float(rate), float(loss), norm, batch):
+        if judge.feed(int(step), float(rate), None if loss is None else float(loss), norm, batch):
             break
     return judge.judgement()
+
+
+def _spacing(steps: Sequence[int]) -> float:
+    """Usual distance of two points, steps."""
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+
+
+def _extent(steps: Sequence[int], ramp_steps: int | None, first_step: int | None) -> tuple[int, int]:
+    """First step and length of the ramp, as far as they are not given."""
+    first, last, spacing = int(steps[0]), int(steps[-1]), round(_spacing(steps))
+    length = max(1, last - first + spacing) if ramp_steps is None else ramp_steps
+    begins = first if first > spacing or first == 0 else 1
+    if ramp_steps is not None and last <= ramp_steps - (first == 0):
+        begins = min(first, 1)
+    return begins if first_step is None else first_step, length
 
 
 def _findings(judge: StreamingJudge) -> _Findings:
@@ -316,39 +377,60 @@ def _findings(judge: StreamingJudge) -> _Findings:
     found = _search(judge)
     if verdict is None:
         return found
-    return replace(
-        found, met=found.met | verdict.met, deciding=verdict.deciding, open_spike=None, undecidable=None, certain=True
-    )
+    return replace(found, met=found.met | verdict.met, deciding=verdict.deciding, open_end=None, undecidable=None, certain=True)
 
 
 def _search(judge: StreamingJudge) -> _Findings:
     losses = judge._cleaned
-    steps = np.asarray(judge._steps, float)
     thresholds = judge.thresholds
-    bad = find_non_finite(losses, thresholds)
-    finite = np.flatnonzero(np.isfinite(losses[:bad]))
     met: dict[Criterion, _Trouble] = {}
-    open_spike = undecidable = None
-    certain = bad is not None and len(losses) - bad >= thresholds.non_finite_patience
-    if bad is not None:
-        met[Criterion.NON_FINITE] = _Trouble(index=bad, reason=f"the loss is {losses[bad]} from step {steps[bad]:.0f} on")
+    stretch = find_non_finite(losses, thresholds, np.array(judge._known, bool))
+    certain = stretch is not None and judge._bad_losses_from(stretch) >= thresholds.non_finite_patience
+    end = judge._end(losses)
+    broken = _broken(judge, losses, stretch, end)
+    bad = None if broken is None else broken.index
+    if broken is not None:
+        met[Criterion.NON_FINITE] = broken
+    finite = np.flatnonzero(np.isfinite(losses[:bad]))
+    open_end = undecidable = None
     if len(finite) >= (thresholds.min_points if bad is None else 3):
-        record = Record(steps[finite], losses[finite], judge.ramp_steps, judge._known)
+        record = Record(np.asarray(judge._steps, float)[finite], losses[finite], judge.ramp_steps, judge._known_of_health)
         rise = find_rise(record, thresholds)
-        if rise is not None and bad is not None and _ends_in(rise, record, steps[bad], thresholds):
-            met[Criterion.NON_FINITE] = _blow_up(rise, finite, steps, losses, bad)
+        if rise is not None and broken is not None and _ends_in(rise, record, judge._steps[broken.index], thresholds):
+            met[Criterion.NON_FINITE] = _blow_up(rise, finite, judge._steps, losses, broken.index)
         elif rise is not None and rise.settled:
-            met[Criterion.IRRECOVERABLE_SPIKE] = _Trouble(index=int(finite[rise.index]), reason=_rise_words(rise, record))
+            met[Criterion.IRRECOVERABLE_SPIKE] = _of_rise(rise, finite, _rise_words(rise, record))
             certain |= rise.certain
         elif rise is not None and bad is None and len(record.losses) - rise.recognised >= _OPEN_POINTS:
-            open_spike = _Trouble(index=int(finite[rise.index]), reason=_open_words(rise, record))
+            open_end = replace(_of_rise(rise, finite, _open_words(rise, record)), leaves_open="a spike open")
         certain |= _add_lags(met, record, finite, rise, thresholds)
         undecidable = _blind_plateau(judge, record, finite, rise) if not met else None
+    if end is not None and not end.diverged:
+        unknown = _of_end(judge, end)
+        open_end = unknown if open_end is None or unknown.index < open_end.index else open_end
     deciding = min(met, key=lambda criterion: met[criterion].index) if met else None
     notes = _notes(judge, losses[:bad])
-    return _Findings(
-        met=met, deciding=deciding, open_spike=open_spike, undecidable=undecidable, certain=bool(certain), notes=notes
-    )
+    return _Findings(met=met, deciding=deciding, open_end=open_end, undecidable=undecidable, certain=bool(certain), notes=notes)
+
+
+def _broken(judge: StreamingJudge, losses: FloatArray, stretch: int | None, end: RunEnd | None) -> _Trouble | None:
+    """Where losses are not finite for good: a stretch of them, or whatever the last points say, the first of the two."""
+    broken = _of_end(judge, end) if end is not None and end.diverged else None
+    if stretch is None or (broken is not None and broken.index < stretch):
+        return broken
+    reason = f"the loss is {losses[stretch]} from step {judge._steps[stretch]} on"
+    earliest = stretch if broken is None or broken.index > stretch else broken.earliest
+    return _Trouble(index=stretch, reason=reason, earliest=earliest, latest=stretch)
+
+
+def _of_end(judge: StreamingJudge, end: RunEnd) -> _Trouble:
+    reason = f"from step {judge._steps[end.index]} on {end.reason}"
+    return _Trouble(index=end.index, reason=reason, earliest=end.earliest, latest=end.index, leaves_open=end.what)
+
+
+def _of_rise(rise: Rise, finite: np.typing.NDArray[np.intp], reason: str) -> _Trouble:
+    earliest, latest = int(finite[min(rise.earliest, rise.index)]), int(finite[max(rise.recognised, rise.index)])
+    return _Trouble(index=int(finite[rise.index]), reason=reason, earliest=earliest, latest=latest, slow=rise.slow)
 
 
 def _ends_in(rise: Rise, record: Record, bad_step: float, thresholds: JudgeThresholds) -> bool:
@@ -356,13 +438,11 @@ def _ends_in(rise: Rise, record: Record, bad_step: float, thresholds: JudgeThres
     return bool(bad_step - record.steps[rise.recognised] < thresholds.rise_patience * record.ramp_steps)
 
 
-def _blow_up(rise: Rise, finite: np.typing.NDArray[np.intp], steps: FloatArray, losses: FloatArray, bad: int) -> _Trouble:
-    index = int(finite[rise.index])
-    reason = (
-        f"the loss leaves its level of {rise.before:.4g} at step {steps[index]:.0f} and is {losses[bad]} from step "
-        f"{steps[bad]:.0f} on"
-    )
-    return _Trouble(index=index, reason=reason)
+def _blow_up(rise: Rise, finite: np.typing.NDArray[np.intp], steps: Sequence[int], losses: FloatArray, bad: int) -> _Trouble:
+    found = _of_rise(rise, finite, "")
+    end = f"is {losses[bad]}" if not math.isfinite(losses[bad]) else "is no number that can be trusted"
+    reason = f"the loss leaves its level of {rise.before:.4g} at step {steps[found.index]} and {end} from step {steps[bad]} on"
+    return replace(found, reason=reason, slow=False)
 
 
 def _add_lags(
@@ -384,10 +464,15 @@ def _add_lags(
             continue
         falls |= lag.kind is LagKind.FALLING
         criterion = Criterion.STAGNATION if lag.kind is LagKind.FLAT else Criterion.DEGRADATION
-        trouble = _Trouble(index=int(finite[lag.index]), reason=_lag_words(lag, record))
+        trouble = _of_lag(lag, finite, _lag_words(lag, record))
         if criterion not in met or trouble.index < met[criterion].index:
             met[criterion] = trouble
     return certain and not falls
+
+
+def _of_lag(lag: Lag, finite: np.typing.NDArray[np.intp], reason: str) -> _Trouble:
+    earliest, latest = int(finite[lag.earliest]), int(finite[lag.latest])
+    return _Trouble(index=int(finite[lag.index]), reason=reason, earliest=earliest, latest=latest)
 
 
 def _lag(
@@ -407,7 +492,7 @@ def _blind_plateau(
 ) -> _Trouble | None:
     """An early plateau of which nothing says whether it is too high."""
     thresholds = judge.thresholds
-    if rise is not None or judge._known.unigram_entropy is not None or _reference_gap(judge) is None:
+    if rise is not None or judge._known_of_health.unigram_entropy is not None or _reference_gap(judge) is None:
         return None
     limit = thresholds.blind_level * record.initial if record.level.min() > 0 else math.inf
     plateau = find_plateau(record, thresholds, limit, math.nan)
@@ -417,7 +502,7 @@ def _blind_plateau(
         f"the loss stands still at {plateau.level:.4g} from step {record.steps[plateau.index]:.0f} on; cannot judge whether "
         "that is stagnation without the unigram entropy or a reference run"
     )
-    return _Trouble(index=int(finite[plateau.index]), reason=reason)
+    return _of_lag(plateau, finite, reason)
 
 
 def _rise_words(rise: Rise, record: Record) -> str:
@@ -443,11 +528,15 @@ def _lag_words(lag: Lag, record: Record) -> str:
 
 def _notes(judge: StreamingJudge, losses: FloatArray) -> tuple[str, ...]:
     notes = []
-    transient = int((~np.isfinite(losses)).sum())
+    known = np.array(judge._known[: len(losses)], bool)
+    transient, unknown = int((known & ~np.isfinite(losses)).sum()), int((~known).sum())
     if transient:
         notes.append(f"{transient} losses that were not finite were followed by finite ones: transient")
-    if judge._bad_gradients:
-        notes.append(f"{judge._bad_gradients} gradient norms were not finite")
+    if unknown:
+        notes.append(f"{unknown} losses are not known")
+    bad_gradients = int(np.isinf(judge._norms).sum())
+    if bad_gradients:
+        notes.append(f"{bad_gradients} gradient norms were not finite")
     if judge._clean is not None and judge._clean[1] is not None:
         notes.append(judge._clean[1])
     reference = judge._reference
@@ -471,7 +560,7 @@ def _cannot_judge(judge: StreamingJudge, criterion: Criterion) -> str | None:
     if criterion not in (Criterion.DEGRADATION, Criterion.STAGNATION):
         return None
     by_entropy = criterion is Criterion.STAGNATION
-    if by_entropy and judge._known.unigram_entropy is not None:
+    if by_entropy and judge._known_of_health.unigram_entropy is not None:
         return None
     if judge._reference is None:
         return f"cannot judge without {'the unigram entropy or ' if by_entropy else ''}a reference run"
@@ -488,7 +577,7 @@ def _reference_gap(judge: StreamingJudge) -> str | None:
     steps = np.array([step for step, loss in zip(judge._steps, judge._losses, strict=True) if math.isfinite(loss)], float)
     if not len(steps):
         return None
-    missing = uncovered(Record(steps, steps, judge.ramp_steps, judge._known), judge.thresholds)
+    missing = uncovered(Record(steps, steps, judge.ramp_steps, judge._known_of_health), judge.thresholds)
     if missing is not None:
         return (
             f"cannot judge where the reference has no points: steps {missing[0]:.0f} to {missing[1]:.0f} of a run from step "
@@ -500,7 +589,7 @@ def _reference_gap(judge: StreamingJudge) -> str | None:
 def _outcome(judge: StreamingJudge, findings: _Findings) -> Outcome:
     if findings.deciding is not None:
         return findings.deciding.outcome
-    if findings.open_spike is not None:
+    if findings.open_end is not None:
         return Outcome.INCOMPLETE
     if findings.undecidable is not None:
         return Outcome.CANNOT_JUDGE
@@ -511,19 +600,27 @@ def _outcome(judge: StreamingJudge, findings: _Findings) -> Outcome:
 
 def _judgement(judge: StreamingJudge, findings: _Findings) -> Judgement:
     outcome = _outcome(judge, findings)
-    trouble = findings.met[findings.deciding] if findings.deciding else findings.open_spike or findings.undecidable
+    trouble = findings.met[findings.deciding] if findings.deciding else findings.open_end or findings.undecidable
     first = trouble.reason if trouble else _healthy_words(judge, outcome)
     others = [t.reason for c, t in findings.met.items() if c is not findings.deciding]
     best_loss, best_step = _best(judge)
+    onset = _onset(judge, trouble)
     return Judgement(
         outcome=outcome,
-        onset_step=None if trouble is None else judge._steps[trouble.index],
+        onset_step=onset.step,
+        onset_interval=onset.interval,
         detected_step=None if trouble is None else _detected(judge, outcome),
-        max_lr=_rate_before(judge, trouble),
+        max_lr=onset.max_lr,
+        max_lr_interval=onset.max_lr_interval,
         lower_bound=not outcome.diverged,
-        resolution=_resolution(judge),
+        upper_bound=outcome.diverged and onset.upper_bound,
+        resolution=_resolution(judge, trouble),
+        log_spaced=_log_spaced(judge._rates),
+        slow=trouble is not None and trouble.slow and judge._reference is None,
         best_loss=best_loss,
         best_step=best_step,
+        first_step=1 if judge.first_step is None else judge.first_step,
+        open_end=None if trouble is None or outcome is not Outcome.INCOMPLETE else trouble.leaves_open,
         last_step=judge._steps[-1],
         ramp_steps=judge.ramp_steps,
         criteria=tuple(_criterion(judge, findings, criterion) for criterion in Criterion),
@@ -539,7 +636,7 @@ def _detected(judge: StreamingJudge, outcome: Outcome) -> int:
 
 
 def _healthy_words(judge: StreamingJudge, outcome: Outcome) -> str:
-    rate = judge._rates[-1]
+    rate = max(judge._rates)
     if outcome is Outcome.HEALTHY:
         return f"no divergence up to the end of the ramp, learning rate {rate:.4g}: Max LR is a lower bound"
     if outcome is Outcome.CANNOT_JUDGE:
@@ -550,10 +647,50 @@ def _healthy_words(judge: StreamingJudge, outcome: Outcome) -> str:
     )
 
 
-def _rate_before(judge: StreamingJudge, trouble: _Trouble | None) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Onset:
+    """A date, and the learning rates that go with it."""
+
+    step: int | None
+    interval: tuple[int, int] | None
+    max_lr: float
+    max_lr_interval: tuple[float, float] | None
+    upper_bound: bool
+
+
+def _onset(judge: StreamingJudge, trouble: _Trouble | None) -> _Onset:
+    rates, steps = judge._rates, judge._steps
     if trouble is None:
-        return judge._rates[-1]
-    return judge._rates[trouble.index - 1] if trouble.index else 0.0
+        return _Onset(step=None, interval=None, max_lr=max(rates), max_lr_interval=None, upper_bound=False)
+    still = _stands_still(judge, trouble.index)
+    ends = (trouble.earliest, trouble.latest)
+    return _Onset(
+        step=steps[trouble.index],
+        interval=(steps[ends[0]], steps[ends[1]]),
+        max_lr=max(rates[: trouble.index + 1]) if still else _rate_before(judge, trouble.index),
+        max_lr_interval=None if still else (_rate_before(judge, ends[0]), _rate_before(judge, ends[1])),
+        upper_bound=still,
+    )
+
+
+def _rate_before(judge: StreamingJudge, index: int) -> float:
+    """The highest rate before a point at which something is known of the run."""
+    rows = zip(judge._rates[:index], judge._losses[:index], judge._norms[:index], strict=True)
+    return max((rate for rate, loss, norm in rows if math.isfinite(loss) or math.isfinite(norm)), default=0.0)
+
+
+def _stands_still(judge: StreamingJudge, index: int) -> bool:
+    """Whether the rate does not rise about a point: the run broke at that very rate, which is then no rate that it tolerates.
+
+    A few points of one rate are a ramp that was rounded. A rate that falls has been at its highest before.
+    """
+    rates = np.array(judge._rates)
+    if rates[index] < rates[:index].max(initial=0.0):
+        return True
+    same = np.flatnonzero(rates != rates[index])
+    first, last = int(same[same < index].max(initial=-1)) + 1, int(same[same > index].min(initial=len(rates))) - 1
+    length = judge._steps[last] - judge._steps[first] + _spacing(judge._steps)
+    return last > first and (last - first + 1 == len(rates) or length > _STILL * judge.ramp_steps)
 
 
 def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion) -> CriterionResult:
@@ -562,25 +699,47 @@ def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion)
     reason = trouble.reason if trouble else f"not met up to learning rate {judge._rates[-1]:.4g}"
     if trouble is None and (doubt := _cannot_judge(judge, criterion)) is not None:
         status, reason = Status.CANNOT_JUDGE, doubt
+    onset = _onset(judge, trouble)
     return CriterionResult(
         criterion=criterion,
         status=status,
-        onset_step=judge._steps[trouble.index] if trouble else None,
-        max_lr=_rate_before(judge, trouble),
+        onset_step=onset.step,
+        onset_interval=onset.interval,
+        max_lr=onset.max_lr,
+        max_lr_interval=onset.max_lr_interval,
         lower_bound=trouble is None,
+        upper_bound=onset.upper_bound,
         reason=reason,
     )
 
 
-def _resolution(judge: StreamingJudge) -> float:
-    rises = np.diff(judge._rates)
-    rising = rises[rises > 0]
-    return float(np.median(rising)) if len(rising) else 0.0
+def _resolution(judge: StreamingJudge, trouble: _Trouble | None) -> float:
+    """Distance from Max LR to the next higher rate at the onset, or of the last two rates that differ where it is a bound."""
+    rates = judge._rates
+    if trouble is None:
+        at, before = max(rates), rates
+    else:
+        at, before = _rate_before(judge, trouble.index), rates[: trouble.index]
+        higher = next((rate for rate in rates[trouble.index :] if rate > at), None)
+        if higher is not None:
+            return higher - at
+    return at - max((rate for rate in before if rate < at), default=at)
+
+
+def _log_spaced(rates: Sequence[float]) -> bool:
+    """Whether a rising rate is multiplied from point to point rather than added to: steps that grow with the rate."""
+    rising = np.array(rates)[np.array(rates) > 0]
+    if len(rising) < 3 or not np.all(np.diff(rising) >= 0) or rising[-1] == rising[0]:
+        return False
+    straight = np.linspace(rising[0], rising[-1], len(rising))
+    bent = np.geomspace(rising[0], rising[-1], len(rising))
+    return bool(np.abs(rising - bent).sum() < np.abs(rising - straight).sum())
 
 
 def _best(judge: StreamingJudge) -> tuple[float, int | None]:
     losses = judge._cleaned
-    finite = np.flatnonzero(np.isfinite(losses))
+    end = judge._end(losses)
+    finite = np.flatnonzero(np.isfinite(losses[: end.earliest if end is not None and end.diverged else None]))
     if not len(finite):
         return math.nan, None
     level = running_median(losses[finite])

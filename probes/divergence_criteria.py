@@ -26,7 +26,7 @@ from probes.onset import (
     running_median,
     trend,
 )
-from probes.rise_onset import date_rise
+from probes.rise_onset import date_rise, earliest_drift, has_jump
 
 __all__ = [
     "JudgeThresholds",
@@ -51,6 +51,7 @@ _LEAST_LEARNED = (0.05, 0.02)  # of the first loss: what a run, a reference has 
 _LASTS_BESIDE = 0.6  # of the time since the departure: a plateau beside a reference lasts as long
 _AT_PLATEAU = (2.0, 0.01)  # within so many standard deviations, or this share of the fall
 _FAR_FROM_PLATEAU = (8.0, 0.05)  # likewise: still falling towards it
+_SLOW = 0.05  # of the ramp: a rise that takes longer to count, without a jump, is a drift
 
 
 def telling_entropy(unigram_entropy: float, bigram_entropy: float) -> float | None:
@@ -265,12 +266,13 @@ class Record:
         return float(self.steps[last] - self.steps[first]) / self.ramp_steps
 
 
-def find_non_finite(losses: FloatArray, thresholds: JudgeThresholds) -> int | None:
+def find_non_finite(losses: FloatArray, thresholds: JudgeThresholds, known: NDArray[np.bool_] | None = None) -> int | None:
     """Index of the first of the losses that are not finite and stay so, or None.
 
     Args:
         losses: shape (n,).
         thresholds: how many in a row are enough where the data go on.
+        known: shape (n,), whether a loss is known; those that are not are passed over. All are where None.
 
     Returns:
         The index; a stretch at the end of the data counts however short.
@@ -279,11 +281,12 @@ def find_non_finite(losses: FloatArray, thresholds: JudgeThresholds) -> int | No
         >>> find_non_finite(np.array([5.0, 4.0, 3.0, np.nan, np.nan]), JudgeThresholds())
         3
     """
-    bad = np.concatenate([[False], ~np.isfinite(losses), [False]])
+    places = np.arange(len(losses)) if known is None else np.flatnonzero(known)
+    bad = np.concatenate([[False], ~np.isfinite(losses[places]), [False]])
     edges = np.flatnonzero(bad[1:] != bad[:-1])
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
-        if stop - start >= thresholds.non_finite_patience or stop == len(losses):
-            return int(start)
+        if stop - start >= thresholds.non_finite_patience or stop == len(places):
+            return int(places[start])
     return None
 
 
@@ -293,7 +296,9 @@ class Rise:
 
     Attributes:
         index: of the first point of the trouble, dated back.
+        earliest: index of the first point of a drift that may be its beginning; ``index`` where there is none.
         recognised: index of the first point after which the level stays too high.
+        slow: whether it took its time and no jump followed: a drift, which may as well be a run that learns too slowly.
         before: level before, nats.
         after: lowest level since, nats.
         tolerance: by which the level had to rise to count, nats.
@@ -302,7 +307,9 @@ class Rise:
     """
 
     index: int
+    earliest: int
     recognised: int
+    slow: bool
     before: float
     after: float
     tolerance: float
@@ -323,15 +330,29 @@ def find_rise(record: Record, thresholds: JudgeThresholds) -> Rise | None:
         The rise, or None.
     """
     sharp = _find_rise(record, thresholds, record.level, np.full(len(record.losses), record.noise))
+    slow, window = _find_slow_rise(record, thresholds)
     if sharp is not None and sharp.settled:
-        return sharp
+        return _dated(record, sharp, slow)
+    if slow is not None and slow.settled and _is_up(record, slow, window):
+        return _dated(record, slow, sharp)
+    return _dated(record, sharp, None) if sharp is not None and _stands_out(record, sharp) else None
+
+
+def _find_slow_rise(record: Record, thresholds: JudgeThresholds) -> tuple[Rise | None, int]:
+    """A rise of the level smoothed until the noise averages out, and the points of that window."""
     learned = max(record.initial - float(record.level.min()), 0.0)
     window = record.lasting_window(thresholds.rise * learned, thresholds.rise_noise * record.noise)
     calm = np.full(len(record.losses), record.noise * math.sqrt(5 / window))
-    slow = _find_rise(record, thresholds, running_median(record.losses, window), calm)
-    if slow is not None and slow.settled and _is_up(record, slow, window):
-        return slow
-    return sharp if sharp is not None and _stands_out(record, sharp) else None
+    return _find_rise(record, thresholds, running_median(record.losses, window), calm), window
+
+
+def _dated(record: Record, rise: Rise, other: Rise | None) -> Rise:
+    """The rise with the earliest drift that may be its beginning, and whether it is a drift alone."""
+    indices = [rise.index, earliest_drift(record, rise.index, rise.tolerance)]
+    if other is not None and other.index < rise.recognised:
+        indices.append(other.index)
+    slow = record.share(rise.index, rise.recognised) > _SLOW and not has_jump(record, rise.index)
+    return replace(rise, earliest=min(indices), slow=slow)
 
 
 def _is_up(record: Record, rise: Rise, window: int) -> bool:
@@ -361,9 +382,12 @@ def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, n
     before = float(lowest_before[recognised])
     lasted = record.share(recognised)
     enough_points = len(level) - recognised >= thresholds.min_points
+    index = date_rise(record, recognised, level, float(tolerance[recognised]))
     return Rise(
-        index=date_rise(record, recognised, level, float(tolerance[recognised])),
+        index=index,
+        earliest=index,
         recognised=recognised,
+        slow=False,
         before=before,
         after=float(lowest_after[recognised]),
         tolerance=float(tolerance[recognised]),
@@ -399,6 +423,8 @@ class Lag:
     Attributes:
         kind: standing still or falling.
         index: first point of the trouble, dated back.
+        earliest: first point at which it may have begun.
+        latest: last such point.
         level: level at the end, nats.
         expected: level that a healthy run is known to reach by then, nats.
         beside: what tells of that level, in words.
@@ -407,6 +433,8 @@ class Lag:
 
     kind: LagKind
     index: int
+    earliest: int
+    latest: int
     level: float
     expected: float
     beside: str
@@ -437,11 +465,19 @@ def find_plateau(record: Record, thresholds: JudgeThresholds, limit: float, expe
     start = _last_stretch(running_median(record.losses, window) > limit)
     if start is None or record.share(start) < thresholds.plateau_patience:
         return None
-    knee = _date_knee(record, max(start - window, 0))  # a rise to it has crossed the limit before it gets there
+    knee, far, reached = _date_knee(record, max(start - window, 0))  # a rise to it has crossed the limit before it gets there
     if record.share(knee) < thresholds.plateau_patience or _falls(record, knee, thresholds):
         return None
-    level = _end_level(record, knee)
-    return Lag(kind=LagKind.FLAT, index=knee, level=level, expected=expected, beside="the unigram entropy is", certain=True)
+    return Lag(
+        kind=LagKind.FLAT,
+        index=knee,
+        earliest=min(far, knee),
+        latest=max(reached, knee),
+        level=_end_level(record, knee),
+        expected=expected,
+        beside="the unigram entropy is",
+        certain=True,
+    )
 
 
 def uncovered(record: Record, thresholds: JudgeThresholds) -> tuple[float, float] | None:
@@ -502,7 +538,7 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
         return None
     ahead = np.flatnonzero(gap[first:start] < -limit[first:start])  # a run that leads has not begun to lag
     departure = _date_departure(record, reference, first + int(ahead[-1]) + 1 if len(ahead) else first, start)
-    knee = _date_knee(record, 0)
+    knee, far, reached = _date_knee(record, 0)
     flat = knee < len(above) - thresholds.min_points and not _falls(record, knee, thresholds)
     flat = flat and record.share(knee) >= max(thresholds.gap_patience, _LASTS_BESIDE * record.share(departure))
     end, expected = _end_level(record, knee), float(healthy[-1])
@@ -510,6 +546,8 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
     return Lag(
         kind=LagKind.FLAT if flat else LagKind.FALLING,
         index=knee if flat else departure,
+        earliest=min(far, knee) if flat else departure,
+        latest=max(reached, knee) if flat else max(start, departure),
         level=end,
         expected=expected,
         beside="the reference is at",
@@ -539,20 +577,24 @@ def _end_level(record: Record, start: int) -> float:
     return float(np.median(record.losses[start + 2 * (len(record.losses) - start) // 3 :]))
 
 
-def _date_knee(record: Record, start: int) -> int:
-    """Where a fall, or a rise, from ``start`` on ends in the plateau at the end of the record."""
+def _date_knee(record: Record, start: int) -> tuple[int, int, int]:
+    """Where a fall, or a rise, from ``start`` on ends in the plateau at the end of the record.
+
+    The date, the last point that is clearly not on the plateau yet, and the first that is not told from it.
+    """
     distance = np.abs(record.aged_level[start:] - _end_level(record, start))
     height, noise = float(distance[0]), record.aged_noise[start:]
     inside = distance <= np.maximum(_AT_PLATEAU[0] * noise, _AT_PLATEAU[1] * height)
     if inside[0]:
-        return start
+        return start, start, start
     reached = int(np.argmax(inside))
     far = np.flatnonzero(distance[:reached] > np.maximum(_FAR_FROM_PLATEAU[0] * noise[:reached], _FAR_FROM_PLATEAU[1] * height))
     first = min(int(far[-1]) if len(far) else 0, max(reached - 4, 0))
     last = min(len(distance), reached + 2 * max(reached - first, 5))
     window = slice(start + first, start + last)
     tau = date_bend(record.steps[window], record.level[window], Bend.LEVEL_AFTER, Bend.ROUND_LEVEL_AFTER)
-    return int(np.searchsorted(record.steps, tau))
+    earliest = int(far[-1]) + 1 if len(far) else 0
+    return int(np.searchsorted(record.steps, tau)), start + earliest, start + reached
 
 
 def _falls(record: Record, knee: int, thresholds: JudgeThresholds) -> bool:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Criterion", "CriterionResult", "Judgement", "Outcome", "Status"]
+__all__ = ["DEFINITION", "Criterion", "CriterionResult", "Judgement", "Outcome", "Status"]
+
+DEFINITION = (
+    "The level of a run is the running median of its loss. "
+    "What it has learned is its first loss minus its lowest level so far. "
+    "It has broken where its level rises above the lowest one by a tenth of what was learned and never comes back "
+    "(irrecoverable spike), or where its losses or gradients are not finite any more (non-finite). "
+    "It stands still where its end is flat, at the unigram entropy of the text or above (stagnation). "
+    "Max LR is the learning rate before the earliest onset."
+)
+"""What the judge says, in five sentences; all else is noise, dating and doubt."""
 
 
 class Outcome(str, Enum):
@@ -80,6 +90,9 @@ class CriterionResult:
         max_lr: learning rate at the last point before the onset, 0 where there is none; of the last point where it is not met.
         lower_bound: whether the true value may be larger.
         reason: in words, with numbers.
+        onset_interval: first and last step at which it may have begun; None where it is not met.
+        max_lr_interval: learning rates at the last points before these two.
+        upper_bound: whether the true value is smaller: the rate did not rise about the onset.
     """
 
     criterion: Criterion
@@ -88,6 +101,9 @@ class CriterionResult:
     max_lr: float
     lower_bound: bool
     reason: str
+    onset_interval: tuple[int, int] | None = None
+    max_lr_interval: tuple[float, float] | None = None
+    upper_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +112,13 @@ class Judgement:
 
     Attributes:
         outcome: the kind.
-        onset_step: optimizer step at which the trouble begins, dated back; None where there is none.
+        onset_step: optimizer step at which the trouble begins, dated back, as the run numbers its steps; None if none.
         detected_step: step at which it was recognised; None where there is none.
         max_lr: learning rate at the last point before the onset (0 where the first point is bad already); of the last point
             of a run without divergence.
         lower_bound: whether ``max_lr`` is only known to be tolerated, and the true value may be larger.
-        resolution: learning rate from one point to the next (median), the step in which Max LR can be told.
+        resolution: distance from ``max_lr`` to the next higher learning rate at the onset; of a lower
+            bound, from the rate before.
         best_loss: lowest level reached (running median of five points, what the batches make of them taken off where that is
             known), nats; NaN without a finite loss.
         best_step: where.
@@ -110,6 +127,16 @@ class Judgement:
         criteria: every criterion by itself.
         reasons: in words, with numbers; the first says what decided.
         early: whether the judge was certain before the end of the ramp and looked no further.
+        onset_interval: first and last step at which the trouble may have begun: the earliest drift that counts, and the step
+            from which on the loss stays too high (a jump), or is not told from its plateau. None without trouble.
+        max_lr_interval: learning rates at the last points before these two; None without trouble, or
+            where the rate stands still.
+        upper_bound: whether the true value is smaller than ``max_lr``: the rate did not rise about the onset, and the run
+            broke at it.
+        slow: a rise that took its time, without a jump and without a reference: it may be a degradation as well as a spike.
+        log_spaced: whether the rate was multiplied from point to point, so that the resolution is a factor.
+        first_step: number of the ramp's first step.
+        open_end: of an incomplete run, what its last points leave open, in words; None where they leave nothing open.
     """
 
     outcome: Outcome
@@ -125,6 +152,13 @@ class Judgement:
     criteria: tuple[CriterionResult, ...]
     reasons: tuple[str, ...]
     early: bool
+    onset_interval: tuple[int, int] | None = None
+    max_lr_interval: tuple[float, float] | None = None
+    upper_bound: bool = False
+    slow: bool = False
+    log_spaced: bool = False
+    first_step: int = 1
+    open_end: str | None = None
 
     @property
     def diverged(self) -> bool:
@@ -136,36 +170,62 @@ class Judgement:
         return next(result for result in self.criteria if result.criterion is criterion)
 
     def verdict(self) -> str:
-        """One sentence: kind, onset, Max LR and resolution."""
-        bound = f"{'>= ' if self.lower_bound else ''}{self.max_lr:.4g}"
-        where = "" if self.onset_step is None else f" from step {self.onset_step} of {self.ramp_steps}"
+        """One sentence: kind, onset with its interval, Max LR with its interval and resolution."""
+        return f"{self._kind_words()}{self._where_words()}; Max LR {self._max_lr_words()}"
+
+    def _kind_words(self) -> str:
+        if self.outcome is Outcome.IRRECOVERABLE_SPIKE and self.slow:
+            return "slow rise (degradation or spike cannot be told apart without a reference)"
+        return self.outcome.words
+
+    def _where_words(self) -> str:
         if self.outcome is Outcome.HEALTHY:
-            where = f": no divergence up to the end of the ramp (step {self.last_step})"
-        elif self.outcome is Outcome.INCOMPLETE:
-            trouble = where and f", with a spike open{where}"
-            where = f": no divergence, but the data end at step {self.last_step} of {self.ramp_steps}{trouble}"
-        return f"{self.outcome.words}{where}; Max LR {bound} (resolution {self.resolution:.2g})"
+            return f": no divergence up to the end of the ramp (step {self.last_step})"
+        if self.outcome is Outcome.INCOMPLETE:
+            open_end = "" if self.open_end is None else f", with {self.open_end} from step {self.onset_step}"
+            return f": no divergence, but the data end at step {self.last_step}{self._place(self.last_step)}{open_end}"
+        if self.onset_step is None:
+            return ""
+        steps = f" from step {self.onset_step}"
+        if self._wide and self.onset_interval is not None:
+            steps += f" (between {self.onset_interval[0]} and {self.onset_interval[1]})"
+        return steps + self._place(self.onset_step)
+
+    def _place(self, step: int) -> str:
+        """A step by its place on the ramp."""
+        number = "" if self.first_step == 1 else f", number {step - self.first_step + 1}"
+        return f"{number} of {self.ramp_steps}"
+
+    @property
+    def _wide(self) -> bool:
+        """Whether the two ends of the interval are further apart than the rates of neighbouring points."""
+        if self.max_lr_interval is None or not self.diverged:
+            return False
+        return self.max_lr_interval[1] - self.max_lr_interval[0] > 1.5 * self.resolution
+
+    def _max_lr_words(self) -> str:
+        bound = "< " if self.upper_bound else ">= " if self.lower_bound else ""
+        interval = ""
+        if self._wide and self.max_lr_interval is not None:
+            interval = f"{self.max_lr_interval[0]:.4g} to {self.max_lr_interval[1]:.4g}; "
+        factor = f", a factor of {1 + self.resolution / self.max_lr:.3g}" if self.log_spaced and self.max_lr > 0 else ""
+        return f"{bound}{self.max_lr:.4g} ({interval}resolution {self.resolution:.2g}{factor})"
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy rows, one per criterion and one for the whole (``criterion`` = ``overall``).
 
         Returns:
-            Columns criterion, status, onset_step, max_lr, lower_bound, resolution, best_loss, reason.
+            Columns criterion, status, onset_step, onset_earliest, onset_latest, max_lr, max_lr_low, max_lr_high, lower_bound,
+            upper_bound, resolution, best_loss, reason; no value where there is no onset.
         """
         import pandas as pd
 
-        overall = {
-            "criterion": "overall",
-            "status": self.outcome.value,
-            "onset_step": self.onset_step,
-            "max_lr": self.max_lr,
-            "lower_bound": self.lower_bound,
-            "reason": self.reasons[0],
-        }
-        rows = [overall, *map(_row, self.criteria)]
-        frame = pd.DataFrame(rows).assign(resolution=self.resolution, best_loss=self.best_loss)
-        frame["onset_step"] = frame["onset_step"].astype("Int64")
-        return frame
+        overall = {"criterion": "overall", "status": self.outcome.value, "reason": self.reasons[0], **_ends(self)}
+        frame = pd.DataFrame([overall, *({**_row(result), **_ends(result)} for result in self.criteria)])
+        frame = frame.assign(resolution=self.resolution, best_loss=self.best_loss)
+        steps = ["onset_step", "onset_earliest", "onset_latest"]
+        rates = ["max_lr", "max_lr_low", "max_lr_high"]
+        return frame.astype(dict.fromkeys(steps, "Int64") | dict.fromkeys(rates, "float64"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; a best loss that is not finite is None."""
@@ -176,15 +236,36 @@ class Judgement:
             "detected_step": self.detected_step,
             "max_lr": self.max_lr,
             "lower_bound": self.lower_bound,
+            "upper_bound": self.upper_bound,
+            "onset_interval": None if self.onset_interval is None else list(self.onset_interval),
+            "max_lr_interval": None if self.max_lr_interval is None else list(self.max_lr_interval),
+            "slow": self.slow,
             "resolution": self.resolution,
+            "log_spaced": self.log_spaced,
             "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
             "best_step": self.best_step,
+            "first_step": self.first_step,
             "last_step": self.last_step,
             "ramp_steps": self.ramp_steps,
             "early": self.early,
             "reasons": list(self.reasons),
             "criteria": [_row(result) for result in self.criteria],
         }
+
+
+def _ends(result: Judgement | CriterionResult) -> dict[str, Any]:
+    """Onset and Max LR with the ends of their intervals."""
+    steps, rates = result.onset_interval or (None, None), result.max_lr_interval or (None, None)
+    return {
+        "onset_step": result.onset_step,
+        "onset_earliest": steps[0],
+        "onset_latest": steps[1],
+        "max_lr": result.max_lr,
+        "max_lr_low": rates[0],
+        "max_lr_high": rates[1],
+        "lower_bound": result.lower_bound,
+        "upper_bound": result.upper_bound,
+    }
 
 
 def _row(result: CriterionResult) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from probes.onset import Bend, FloatArray, date_bend, running_median
 if TYPE_CHECKING:
     from probes.divergence_criteria import Record
 
-__all__ = ["date_rise"]
+__all__ = ["date_rise", "earliest_drift", "has_jump"]
 
 _BEFORE_SHARP = slice(-20, -4)  # points before a rise was recognised: the level that a sharp one leaves
 _STANDS_OUT = 4.0  # standard deviations: a point of a sharp rise
@@ -57,6 +57,53 @@ def date_rise(record: Record, recognised: int, smooth: FloatArray, tolerance: fl
     """
     sharp = _date_sharp_rise(record, recognised, smooth)
     return _date_climb(record, recognised, tolerance) if sharp is None else sharp
+
+
+def earliest_drift(record: Record, onset: int, tolerance: float) -> int:
+    """Index of the first point of a drift before an onset; the onset where the level has not drifted.
+
+    By chance, a drift towards a jump is dated as its beginning or passed over. What could be taken for one counts here: from
+    a quarter of the tolerance above the lowest level, told from the noise.
+
+    Args:
+        record: up to now.
+        onset: index, as dated.
+        tolerance: by which the level had to rise, nats.
+
+    Returns:
+        The index, at most the onset.
+    """
+    before = record.until(onset)
+    window = record.lasting_window(tolerance, _SMOOTH * record.lasting_noise)
+    if onset < 2 * window:
+        return onset
+    level = running_median(before.clipped, window)
+    base, end = float(level.min()), float(np.median(before.losses[-window:]))
+    drifted = max(_UP_BEYOND * tolerance, _SMOOTH * record.lasting_noise / window**0.5)
+    if end - base < drifted:
+        return onset
+    near = np.flatnonzero(level <= base + _NEAR * (end - base))
+    start = int(near[0])
+    foot = date_bend(before.steps[start:], before.clipped[start:], Bend.LEVEL_BEFORE)
+    return min(onset, int(np.searchsorted(record.steps, foot, side="right")))
+
+
+def has_jump(record: Record, onset: int) -> bool:
+    """Whether the level jumps, within a few points, at an onset or later.
+
+    Args:
+        record: up to now.
+        onset: index.
+
+    Returns:
+        Whether any such jump is a quarter of the whole rise and stands out of the noise.
+    """
+    level = record.level[max(onset - _SHARP_POINTS, 0) :]
+    if len(level) <= _SHARP_POINTS:
+        return False
+    steps = level[_SHARP_POINTS:] - level[:-_SHARP_POINTS]
+    rise = float(np.median(level[-_SHARP_POINTS:])) - float(level.min())
+    return bool(steps.max() > max(_SHARP_SHARE * rise, _SHARP * record.noise))
 
 
 def _date_sharp_rise(record: Record, recognised: int, smooth: FloatArray) -> int | None:

@@ -54,3 +54,14 @@ def test_best_loss_is_where_it_was_reached():
 
 def test_outcomes_that_are_divergences_are_the_criteria():
     assert {outcome for outcome in Outcome if outcome.diverged} == {criterion.outcome for criterion in Criterion}
+
+
+def test_frame_holds_the_ends_of_the_intervals_and_none_where_there_is_no_onset():
+    answer = judged(SPIKE)
+    frame = answer.to_frame().set_index("criterion")
+    for row in (frame.loc["overall"], frame.loc["irrecoverable_spike"]):
+        assert (row["onset_earliest"], row["onset_latest"]) == answer.onset_interval
+        assert (row["max_lr_low"], row["max_lr_high"]) == answer.max_lr_interval
+        assert not row["upper_bound"]
+    sound = judged(np.linspace(5, 3, 100)).to_frame()
+    assert sound[["onset_earliest", "onset_latest", "max_lr_low", "max_lr_high"]].isna().all(axis=None)

@@ -228,3 +228,45 @@ def test_units_do_not_matter(scale):
     )
     assert moved.onset_step == judged(curve).onset_step
     assert np.isclose(moved.best_loss, scale * judged(curve).best_loss)
+
+
+PARTS = {"even steps": slice(1, None, 2), "odd steps": slice(0, None, 2), "without the first twenty": slice(20, None)}
+
+
+def judged_again(curve, part=slice(None), seed=None):
+    noise = 0.0 if seed is None else 0.05 * np.random.default_rng(seed).standard_normal(len(curve.losses))
+    return judge_run(
+        curve.steps[part],
+        curve.learning_rates[part],
+        (curve.losses + noise)[part],
+        batch_losses=curve.batch_losses[part],
+        ramp_steps=curve.ramp_steps,
+        landmarks=landmarks(curve),
+    )
+
+
+MOVED = {
+    "mix_ln-64-0.05-seed1": "a rise of about what counts to the unigram level: spike or plateau, as readers have it",
+    "scaled_shortcut_normed_input_gain-64-0.05-seed1": "a drift that comes to a tenth of what was learned at the end alone",
+}
+"""Curves whose kind or interval a little noise moves further, and why."""
+
+
+def _moving():
+    marks = {name: [pytest.mark.xfail(reason=reason, strict=True)] for name, reason in MOVED.items()}
+    return [pytest.param(curve, id=curve.name, marks=marks.get(curve.name, [])) for curve in CURVES[::5]]
+
+
+@pytest.mark.parametrize("curve", _moving())
+def test_noise_and_fewer_points_change_no_kind_but_to_one_that_a_reader_names_and_intervals_overlap(curve):
+    """To the distance of two points."""
+    read = {kind for reading in curve.readings for way in reading.ways for kind in way.kind.split("|")}
+    plain = judged_again(curve)
+    again = [judged_again(curve, part) for part in PARTS.values()] + [judged_again(curve, seed=seed) for seed in range(2)]
+    for other in again:
+        assert other.outcome is plain.outcome or other.outcome.value in read
+        if plain.onset_interval is None or other.onset_interval is None:
+            continue
+        low, high = other.onset_interval
+        assert low <= other.onset_step <= high
+        assert max(low, plain.onset_interval[0]) <= min(high, plain.onset_interval[1]) + 2
