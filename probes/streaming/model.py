@@ -25,7 +25,6 @@ from probes.loading import (
     drop_unavailable_attention,
     folder_config,
     gguf_config,
-    gguf_warnings,
     language_model_class,
     model_options,
     stale_duplicate,
@@ -162,9 +161,8 @@ class _Opened:
         config = gguf_config(file)
         model = self._skeleton(config, dtype)
         self.reader = FileReader([file.path])
-        recipes, _ = gguf_recipes(model, file, self.reader)
-        self._fill(str(file.path), model, recipes, config)
-        return Loaded(model, gguf_warnings(file, config, model))
+        self._fill(str(file.path), model, gguf_recipes(model, file, self.reader), config)
+        return Loaded(model)
 
     def own(self, folder: Path, files: WeightFiles, compute_dtype: ComputeDtype | None) -> Loaded:
         from safetensors import SafetensorError, safe_open
