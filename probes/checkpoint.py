@@ -22,7 +22,7 @@ from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
 from probes.gguf_file import GgufFile, read_gguf
 from probes.layout import ResidualLayout
-from probes.loading import Loaded, gguf_parsed_once, load_gguf, load_safetensors, quietly
+from probes.loading import Loaded, load_gguf, load_safetensors, quietly
 from probes.tokenization import ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
 from probes.weight_files import WeightFiles, find_weight_files, read_json
 
@@ -282,9 +282,8 @@ def _narrow_compute(config: ModelConfig) -> tuple[str, ...]:
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Checkpoint:
     file = read_gguf(path)
-    with gguf_parsed_once():
-        loaded = loaders.gguf(file, dtype or torch.float32)
-        tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
+    loaded = loaders.gguf(file, dtype or torch.float32)
+    tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), lacking)
 
 

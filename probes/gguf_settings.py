@@ -142,9 +142,13 @@ def _check_scale(keys: Keys, width: int) -> None:
 
 
 def _llama(keys: Keys, fields: Fields) -> Fields:
-    """With a sliding window it is Mistral, which llama.cpp calls by the same name."""
-    window = keys.whole("attention.sliding_window", 0, least=0)
-    return {"model_type": "mistral", "sliding_window": window} if window else {}
+    """Mistral and Mixtral, which llama.cpp calls by the same name, where there is a sliding window or experts."""
+    window = {"sliding_window": keys.whole("attention.sliding_window", 0, least=0) or None}
+    n_experts = keys.whole("expert_count", 0, least=0)
+    if n_experts:
+        used = keys.whole("expert_used_count")
+        return {"model_type": "mixtral", "num_local_experts": n_experts, "num_experts_per_tok": used} | window
+    return {"model_type": "mistral"} | window if window["sliding_window"] else {}
 
 
 def _gemma2(keys: Keys, fields: Fields) -> Fields:
@@ -203,8 +207,6 @@ def _shared_expert(keys: Keys, fields: Fields) -> Fields:
 
 def _falcon(keys: Keys, fields: Fields) -> Fields:
     """With one head of keys it is the older block; a second norm before attention is there or not."""
-    if fields["intermediate_size"] != 4 * fields["hidden_size"]:
-        raise keys.refused("feed_forward_length")
     older = fields["num_key_value_heads"] == 1
     n_norms = 2 if "blk.0.attn_norm_2.weight" in keys.file.tensors else 1
     return {"new_decoder_architecture": not older, "multi_query": older, "num_ln_in_parallel_attn": None if older else n_norms}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import io
 import logging
 import warnings
@@ -33,7 +32,6 @@ __all__ = [
     "drop_unavailable_attention",
     "folder_config",
     "gguf_config",
-    "gguf_parsed_once",
     "language_model_class",
     "load_gguf",
     "load_safetensors",
@@ -70,25 +68,6 @@ def quietly() -> Iterator[list[str]]:
         collected.extend(f"{w.category.__name__}: {w.message}" for w in caught if not _is_housekeeping(w.category))
     finally:
         logger.handlers, logger.propagate = handlers, propagate
-
-
-@contextlib.contextmanager
-def gguf_parsed_once() -> Iterator[None]:
-    """Let ``transformers`` parse a GGUF header once, which halves the loading time.
-
-    Of itself it reads the header for the configuration, again for the tensors and again for the tokenizer, and builds the
-    table of tensor names anew for every submodule.
-    """
-    import gguf
-
-    parsers = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    try:
-        for name, parser in parsers.items():
-            setattr(gguf, name, functools.cache(parser))
-        yield
-    finally:
-        for name, parser in parsers.items():
-            setattr(gguf, name, parser)
 
 
 class _Collector(logging.Handler):
@@ -287,10 +266,9 @@ def gguf_config(file: GgufFile) -> Any:
     _check_n_blocks(file.path, file.setting("block_count"), len(file.tensors))
     family, fields = config_fields(file)
     try:
-        config = CONFIG_MAPPING[family](**fields)
+        config = CONFIG_MAPPING[family](**fields | _special_tokens(file, CONFIG_MAPPING[family], fields))
     except Exception as error:  # each family checks its values in its own way
         raise CheckpointError(f"the header of {file.path} is refused by transformers: {_reason(error)}") from error
-    _choose_special_tokens(config, file)
     embedding, width = file.tensors.get("token_embd.weight"), getattr(config, "hidden_size", None)
     if embedding is not None and width is not None and embedding.shape[-1] != width:
         raise CheckpointError(
@@ -382,14 +360,14 @@ def unused_tensors(names: Iterable[str]) -> tuple[str, ...]:
     return (f"{len(unused)} tensor(s) of the file belong to no part of the model and are not used (first: {unused[0]})",)
 
 
-def _choose_special_tokens(config: Any, file: GgufFile) -> None:
+def _special_tokens(file: GgufFile, config_class: Any, fields: Mapping[str, Any]) -> dict[str, int | None]:
     """First and last token as the file has them; a family's usual padding only where the vocabulary has it."""
-    for name in ("bos_token_id", "eos_token_id"):
-        token = file.metadata.get(f"tokenizer.ggml.{name}")
-        if isinstance(token, int):
-            setattr(config, name, token)
-    if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
-        config.pad_token_id = None
+    stated = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
+    tokens: dict[str, int | None] = {name: token for name, token in stated.items() if isinstance(token, int)}
+    padding = getattr(config_class, "pad_token_id", None)
+    if isinstance(padding, int) and padding >= fields.get("vocab_size", padding + 1):
+        tokens["pad_token_id"] = None
+    return tokens
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,11 +106,17 @@ def gguf_recipes(model: nn.Module, file: GgufFile, reader: FileReader) -> list[G
         UnsupportedModelError: if the file holds a tensor that the model has no place for.
     """
     from gguf import GGUFReader
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        Qwen2MoeTensorProcessor,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
 
     config: Any = model.config
     processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
-    names = get_gguf_hf_weights_map(model, processor)
+    with _names_built_once():
+        names = get_gguf_hf_weights_map(model, Qwen2MoeTensorProcessor(), file.architecture)  # it knows joined experts
     convert = partial(_falcon, config) if file.architecture == "falcon" else partial(_processed, processor)
     sources: dict[str, list[Any]] = {}
     for tensor in GGUFReader(str(file.path)).tensors:
@@ -123,6 +131,19 @@ def gguf_recipes(model: nn.Module, file: GgufFile, reader: FileReader) -> list[G
             )
     _check_sizes(model, file, sources)
     return [GgufRecipe(reader, _in_order(found), (target,), convert) for target, found in sources.items()]
+
+
+@contextlib.contextmanager
+def _names_built_once() -> Iterator[None]:
+    """``transformers`` builds the table of names anew for every submodule."""
+    import gguf
+
+    build = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = functools.cache(build)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = build
 
 
 def _check_sizes(model: nn.Module, file: GgufFile, sources: Mapping[str, list[Any]]) -> None:
