@@ -85,6 +85,7 @@ def open_streamed(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     window_bytes: int | None = None,
+    tokenizer: str | Path | None = None,
 ) -> StreamedCheckpoint:
     """Open a checkpoint of any size.
 
@@ -93,6 +94,7 @@ def open_streamed(
         dtype: of the parameters while they are in place; None keeps the stored one (float32 for GGUF).
         device: where they are put.
         window_bytes: how much of the head's matrix may be in place at once; as much as the largest block by default.
+        tokenizer: to read in place of its own, as there.
 
     Returns:
         The checkpoint; nothing but vectors has been read.
@@ -115,7 +117,7 @@ def open_streamed(
     """
     opened = _Opened(resolve_device(device))
     loaders = Loaders(safetensors=opened.safetensors, gguf=opened.gguf, own=opened.own)
-    checkpoint = read_checkpoint(source, loaders, dtype=dtype)
+    checkpoint = read_checkpoint(source, loaders, dtype=dtype, tokenizer=tokenizer)
     head = opened.head_rows(checkpoint.layout, window_bytes)
     if head is not None:
         layout = replace(checkpoint.layout, head=_by_rows(checkpoint.layout.head, head))
