@@ -93,7 +93,8 @@ def config_fields(file: GgufFile) -> tuple[str, Fields]:
     if architecture.windowed:
         fields["sliding_window"] = keys.whole("attention.sliding_window", 0, least=0) or None
     fields |= architecture.more(keys, fields)
-    _check_scale(keys, width)
+    if "query_pre_attn_scalar" not in fields:
+        _check_scale(keys, width)
     keys.check_rest(architecture.neutral, architecture.irrelevant)
     fields |= {name: tensor in file.tensors for name, tensor in architecture.biases.items()}
     fields |= architecture.fixed
