@@ -135,11 +135,11 @@ class Keys:
 
         Args:
             neutral: values at which a setting changes nothing in this architecture; some change nothing in any.
-            irrelevant: settings that change nothing at any value.
+            irrelevant: settings, or first parts of their names, that change nothing at any value.
 
         Raises:
             UnsupportedModelError: naming the first such setting.
         """
         for key in sorted(self._values.keys() - self._asked - _IRRELEVANT - irrelevant):
-            if self.get(key) not in neutral.get(key, _NEUTRAL.get(key, ())):
+            if key.partition(".")[0] not in irrelevant and self.get(key) not in neutral.get(key, _NEUTRAL.get(key, ())):
                 raise self.refused(key)

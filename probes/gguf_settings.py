@@ -47,7 +47,7 @@ class Architecture:
         more: further fields, from the settings and the fields known so far.
         fixed: fields whose value llama.cpp takes whatever the file says.
         neutral: more values at which a setting changes nothing.
-        irrelevant: more settings that change nothing.
+        irrelevant: more settings, or first parts of their names, that change nothing: those of an image encoder are not run.
     """
 
     family: str
@@ -206,6 +206,12 @@ def _shared_expert(keys: Keys, fields: Fields) -> Fields:
     return _experts(keys, fields) | {"shared_expert_intermediate_size": width}
 
 
+def _phi3(keys: Keys, fields: Fields) -> Fields:
+    """The family keeps the length that its positions were made for twice."""
+    context = fields["max_position_embeddings"]
+    return {"original_max_position_embeddings": fields["rope_parameters"].get("original_max_position_embeddings", context)}
+
+
 def _falcon(keys: Keys, fields: Fields) -> Fields:
     """With one head of keys it is the older block; a second norm before attention is there or not."""
     older = fields["num_key_value_heads"] == 1
@@ -250,8 +256,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         neutral=_SOFTMAX_ROUTER | {"expert_weights_norm": (True,)},
     ),
     "gemma2": Architecture(family="gemma2", head_dim=True, more=_gemma2),
-    "gemma3": Architecture(family="gemma3_text", head_dim=True, more=_gemma3),
-    "phi3": Architecture(family="phi3", partial_rotary=True, windowed=True),
+    "gemma3": Architecture(family="gemma3_text", head_dim=True, more=_gemma3, irrelevant=frozenset({"vision", "mm"})),
+    "phi3": Architecture(family="phi3", partial_rotary=True, windowed=True, more=_phi3),
     "gpt2": Architecture(
         family="gpt2",
         norm=(_LAYER_NORM, "layer_norm_epsilon"),
