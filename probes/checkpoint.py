@@ -24,8 +24,16 @@ from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
 from probes.foreign_files import check_content
 from probes.gguf_file import GgufFile, read_gguf
 from probes.layout import ResidualLayout
-from probes.loading import Loaded, folder_config, gguf_parsed_once, load_gguf, load_safetensors, quietly
-from probes.tokenization import TOKENIZER_FILES, ByteTokenizer, Tokenizer, folder_tokenizer, gguf_tokenizer
+from probes.loading import Loaded, folder_config, load_gguf, load_safetensors, quietly
+from probes.tokenization import (
+    N_BYTES,
+    ByteTokenizer,
+    Tokenizer,
+    asked_tokenizer,
+    folder_tokenizer,
+    gguf_tokenizer,
+    tokenizer_files,
+)
 from probes.weight_files import WeightFiles, find_weight_files, read_json
 
 if TYPE_CHECKING:
@@ -92,6 +100,7 @@ def load_checkpoint(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     device_map: str | dict[str, Any] | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Checkpoint:
     """Read a checkpoint.
 
@@ -103,6 +112,8 @@ def load_checkpoint(
         device: where the model is put.
         device_map: spreads the blocks of a safetensors checkpoint over several devices by ``accelerate``, in its own words
             (``auto``, or a table of modules and devices); ``device`` then says nothing.
+        tokenizer: a folder or file to read in place of the checkpoint's own, or ``bytes`` for one token per byte. A model
+            without a tokenizer can be read; only texts are then refused.
 
     Returns:
         The model in evaluation mode with its layout and tokenizer.
@@ -113,9 +124,9 @@ def load_checkpoint(
         DeviceError: if this machine does not have the device.
     """
     if device_map is not None:
-        return read_checkpoint(source, _placing(device_map), dtype=dtype)
+        return read_checkpoint(source, _placing(device_map), dtype=dtype, tokenizer=tokenizer)
     place = resolve_device(device)
-    checkpoint = read_checkpoint(source, Loaders(), dtype=dtype)
+    checkpoint = read_checkpoint(source, Loaders(), dtype=dtype, tokenizer=tokenizer)
     checkpoint.model.to(place)
     return checkpoint
 
@@ -130,17 +141,21 @@ def _placing(device_map: str | dict[str, Any]) -> Loaders:
     return Loaders(safetensors=partial(load_safetensors, device_map=device_map), gguf=refused, own=refused)
 
 
-def read_checkpoint(source: str | Path, loaders: Loaders, *, dtype: torch.dtype | None = None) -> Checkpoint:
+def read_checkpoint(
+    source: str | Path, loaders: Loaders, *, dtype: torch.dtype | None = None, tokenizer: str | Path | None = None
+) -> Checkpoint:
     """As :func:`load_checkpoint`, with other ways from checked files to a model.
 
     Args:
         source: as there.
         loaders: what makes the model.
         dtype: of the parameters; None keeps the stored one.
+        tokenizer: as there.
     """
     path = locate_checkpoint(source)
+    load = _load_gguf if path.suffix == ".gguf" else _load_folder
     with quietly() as noise:
-        checkpoint = _load_gguf(path, dtype, loaders) if path.suffix == ".gguf" else _load_folder(path, dtype, loaders)
+        checkpoint = load(path, dtype, loaders, tokenizer)
     return _with_warnings(checkpoint, tuple(noise))
 
 
@@ -187,25 +202,24 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Checkpoint:
+def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders, asked: str | Path | None) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.suffix != ".safetensors":
         raise CheckpointError(f"{path} is not a checkpoint: a folder, a .safetensors file or a .gguf file is needed")
     settings = _read_settings(folder)
     files = find_weight_files(path)
     if settings["model_type"] == OWN_FAMILY:
-        return _load_own(folder, settings, files, dtype, loaders)
+        return _load_own(folder, settings, files, dtype, loaders, asked)
     float_dtypes = files.float_dtypes
     if not float_dtypes:
         raise CheckpointError(f"{path} holds no floating-point tensor")
     fields = check_config_fields(folder / "config.json", settings, folder_config(folder))
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file():
-            check_content(folder / name)
+    for path_of_tokenizer in tokenizer_files(folder):
+        check_content(path_of_tokenizer)
     loaded = loaders.safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
     warnings = files.warnings + fields + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
-    tokenizer, lacking = folder_tokenizer(folder, _vocab_size(loaded.model))
-    return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + lacking)
+    tokenizer, noticed = _tokenizer(asked, folder_tokenizer, folder, _vocab_size(loaded.model))
+    return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + noticed)
 
 
 def _read_settings(folder: Path) -> Mapping[str, Any]:
@@ -266,8 +280,19 @@ def _dtype_warnings(files: WeightFiles, dtype: torch.dtype | None, model: nn.Mod
     return (f"the file mixes {', '.join(stored)}; parameters are loaded as {stored[0]}, choose a dtype to change that",)
 
 
+def _tokenizer(
+    asked: str | Path | None, own: Callable[[Path, int], tuple[Tokenizer, tuple[str, ...]]], place: Path, vocab_size: int
+) -> tuple[Tokenizer, tuple[str, ...]]:
+    return own(place, vocab_size) if asked is None else asked_tokenizer(asked, vocab_size)
+
+
 def _load_own(
-    folder: Path, settings: Mapping[str, Any], files: WeightFiles, dtype: torch.dtype | None, loaders: Loaders
+    folder: Path,
+    settings: Mapping[str, Any],
+    files: WeightFiles,
+    dtype: torch.dtype | None,
+    loaders: Loaders,
+    asked: str | Path | None,
 ) -> Checkpoint:
     from probes.config import ComputeDtype
 
@@ -277,12 +302,10 @@ def _load_own(
     loaded = loaders.own(folder, files, cast("ComputeDtype | None", name))
     config = cast("ModelConfig", loaded.model.config)
     vocab_size = config.vocab_size
-    warnings = files.warnings + _narrow_compute(config)
-    if settings.get("tokenizer", ByteTokenizer.name) != ByteTokenizer.name or vocab_size < 256:
-        tokenizer, lacking = folder_tokenizer(folder, vocab_size)
-        warnings += lacking
-    else:
-        tokenizer = ByteTokenizer(vocab_size)
+    by_bytes = settings.get("tokenizer", ByteTokenizer.name) == ByteTokenizer.name and vocab_size >= N_BYTES
+    asked = ByteTokenizer.name if asked is None and by_bytes else asked
+    tokenizer, noticed = _tokenizer(asked, folder_tokenizer, folder, vocab_size)
+    warnings = files.warnings + _narrow_compute(config) + noticed
     return _checkpoint(loaded, tokenizer, str(folder), files.float_dtypes[0], warnings)
 
 
@@ -296,12 +319,11 @@ def _narrow_compute(config: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None, loaders: Loaders) -> Checkpoint:
+def _load_gguf(path: Path, dtype: torch.dtype | None, loaders: Loaders, asked: str | Path | None) -> Checkpoint:
     file = read_gguf(path)
-    with gguf_parsed_once():
-        loaded = loaders.gguf(file, dtype or torch.float32)
-        tokenizer, lacking = gguf_tokenizer(path, _vocab_size(loaded.model))
-    return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), lacking)
+    loaded = loaders.gguf(file, dtype or torch.float32)
+    tokenizer, noticed = _tokenizer(asked, gguf_tokenizer, path, _vocab_size(loaded.model))
+    return _checkpoint(loaded, tokenizer, str(path), _main_storage(file), noticed)
 
 
 def _main_storage(file: GgufFile) -> str:

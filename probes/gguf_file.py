@@ -10,16 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from probes.errors import CheckpointError
 from probes.foreign_files import check_content
 
-__all__ = ["GgufFile", "GgufTensor", "read_gguf"]
+__all__ = ["GgufArray", "GgufFile", "GgufTensor", "read_gguf"]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_SHORT_ARRAY = 4096  # longer than any model is deep, shorter than any vocabulary that matters here
+_COMPARED_BYTES = 1 << 20
+_OTHER_KINDS = {
+    "adapter": "a LoRA adapter: merge it into its base model first",
+    "mmproj": "the vision or audio part of a model: give the file of its language model",
+    "imatrix": "an importance matrix for quantising, not a model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """A metadata array.
+
+    Attributes:
+        count: number of elements.
+        values: the elements of a short array of numbers; None for any other.
+    """
+
+    count: int
+    values: tuple[int | float | bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +69,37 @@ class GgufFile:
     Attributes:
         path: the file.
         architecture: as llama.cpp calls it.
-        metadata: scalars and strings by key; an array is kept as its length.
+        metadata: scalars, strings and :class:`GgufArray` by key.
         tensors: by name.
+        data_start: where the data section starts, in bytes.
     """
 
     path: Path
     architecture: str
     metadata: Mapping[str, object]
     tensors: Mapping[str, GgufTensor]
+    data_start: int
 
     def setting(self, key: str) -> object:
         """The value of ``<architecture>.<key>``, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")
+
+    def values(self, name: str) -> npt.NDArray[np.float32]:
+        """The values of a tensor, dequantised, in its shape."""
+        from gguf import GGMLQuantizationType, dequantize
+
+        tensor = self.tensors[name]
+        stored = np.fromfile(self.path, np.uint8, tensor.n_bytes, offset=self.data_start + tensor.offset)
+        kind = GGMLQuantizationType[tensor.type_name]
+        typed = stored.view({"F32": np.float32, "F16": np.float16}.get(tensor.type_name, np.uint8))
+        return np.asarray(dequantize(typed, kind), dtype=np.float32).reshape(tensor.shape)
+
+    def same_bytes(self, name: str, other: str) -> bool:
+        """Whether two tensors of one size are stored as the same bytes; reading ends at the first difference."""
+        tensors = [self.tensors[name], self.tensors[other]]
+        stored = [np.memmap(self.path, np.uint8, "r", self.data_start + tensor.offset, (tensor.n_bytes,)) for tensor in tensors]
+        starts = range(0, tensors[0].n_bytes, _COMPARED_BYTES)
+        return all(np.array_equal(*(part[start : start + _COMPARED_BYTES] for part in stored)) for start in starts)
 
 
 class _Cursor:
@@ -94,14 +134,15 @@ class _Cursor:
             return self._array()
         raise CheckpointError(f"{self.path} has a corrupt header: a metadata value of unknown type {kind}")
 
-    def _array(self) -> int:
+    def _array(self) -> GgufArray:
         kind, count = self.integer("I"), self.integer("Q")
         if kind in _SCALARS:
-            self.bytes(count * struct.calcsize(f"<{_SCALARS[kind]}"))
-            return count
+            stored = self.bytes(count * struct.calcsize(f"<{_SCALARS[kind]}"))
+            short = count <= _SHORT_ARRAY
+            return GgufArray(count, struct.unpack(f"<{count}{_SCALARS[kind]}", stored) if short else None)
         for _ in range(count):
             self.value(kind)
-        return count
+        return GgufArray(count)
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -114,7 +155,8 @@ def read_gguf(path: Path) -> GgufFile:
         Architecture, metadata and tensors.
 
     Raises:
-        CheckpointError: if it is not GGUF, is truncated, is one part of several, or holds a type that cannot be dequantised.
+        CheckpointError: if it is not GGUF, is truncated, is one part of several, is something else than a model, or holds a
+            type that cannot be dequantised.
     """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -140,9 +182,11 @@ def _parse(path: Path, cursor: _Cursor, size: int) -> GgufFile:
         key = cursor.string()
         metadata[key] = cursor.value(cursor.integer("I"))
     tensors = [_tensor(cursor) for _ in range(n_tensors)]
-    _check_whole(path, metadata)
-    _check_extent(path, tensors, cursor.position, metadata.get("general.alignment"), size)
-    return GgufFile(path, str(metadata["general.architecture"]), metadata, {tensor.name: tensor for tensor in tensors})
+    _check_kind(path, metadata)
+    _check_whole(path, metadata, len(tensors))
+    start = _data_start(cursor.position, metadata.get("general.alignment"))
+    _check_extent(path, tensors, start, size)
+    return GgufFile(path, str(metadata["general.architecture"]), metadata, {tensor.name: tensor for tensor in tensors}, start)
 
 
 def _tensor(cursor: _Cursor) -> GgufTensor:
@@ -175,17 +219,30 @@ def _check_readable(path: Path, name: str, kind: int, type_name: str, block_byte
         ) from error
 
 
-def _check_whole(path: Path, metadata: Mapping[str, object]) -> None:
+def _check_kind(path: Path, metadata: Mapping[str, object]) -> None:
+    """Refuse files that are not models; older adapters state no kind but the adapter's settings."""
+    stated = str(metadata.get("general.type", "model"))
+    kind = "adapter" if any(key.startswith("adapter.") for key in metadata) else stated
+    if kind != "model":
+        raise CheckpointError(f"{path} is {_OTHER_KINDS.get(kind, f'no model: its general.type is {kind!r}')}")
+
+
+def _check_whole(path: Path, metadata: Mapping[str, object], n_tensors: int) -> None:
     if "general.architecture" not in metadata:
         raise CheckpointError(f"{path} has no 'general.architecture' in its metadata")
     parts = metadata.get("split.count")
     if isinstance(parts, int) and parts > 1:
         raise CheckpointError(f"{path} is one of {parts} parts; merge them first (llama-gguf-split --merge)")
+    if not n_tensors:
+        raise CheckpointError(f"{path} holds no tensors: it is a vocabulary or a header alone, not a model")
 
 
-def _check_extent(path: Path, tensors: list[GgufTensor], header_end: int, alignment: object, size: int) -> None:
+def _data_start(header_end: int, alignment: object) -> int:
     step = alignment if isinstance(alignment, int) and alignment > 0 else _DEFAULT_ALIGNMENT
-    start = -(-header_end // step) * step
+    return -(-header_end // step) * step
+
+
+def _check_extent(path: Path, tensors: list[GgufTensor], start: int, size: int) -> None:
     for tensor in tensors:
         if start + tensor.offset + tensor.n_bytes > size:
             raise CheckpointError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import io
 import logging
 import warnings
@@ -21,7 +20,10 @@ from probes.config_fields import check_leftover_tensors
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
+from probes.gguf_settings import config_fields
 from probes.placement import check_placement
+from probes.streaming.files import FileReader
+from probes.streaming.gguf_recipes import gguf_recipes
 from probes.weight_files import WeightFiles
 
 __all__ = [
@@ -31,8 +33,6 @@ __all__ = [
     "drop_unavailable_attention",
     "folder_config",
     "gguf_config",
-    "gguf_parsed_once",
-    "gguf_warnings",
     "language_model_class",
     "load_gguf",
     "load_safetensors",
@@ -46,9 +46,6 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining", "LM
 _FAR_MORE = 8
 _MODEST_DEPTH = 256
 _ATTENTIONS = (None, "eager", "sdpa")
-_ROPE_FACTORS = "rope_freqs.weight"
-# Blocks of the 27B models, whose attention llama.cpp scales by width / heads where the others take the head's width.
-_WIDE_SCALE_BLOCKS = {"gemma2": 46, "gemma3": 62}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +70,6 @@ def quietly() -> Iterator[list[str]]:
         collected.extend(f"{w.category.__name__}: {w.message}" for w in caught if not _is_housekeeping(w.category))
     finally:
         logger.handlers, logger.propagate = handlers, propagate
-
-
-@contextlib.contextmanager
-def gguf_parsed_once() -> Iterator[None]:
-    """Let ``transformers`` parse a GGUF header once, which halves the loading time.
-
-    Of itself it reads the header for the configuration, again for the tensors and again for the tokenizer, and builds the
-    table of tensor names anew for every submodule.
-    """
-    import gguf
-
-    parsers = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    try:
-        for name, parser in parsers.items():
-            setattr(gguf, name, functools.cache(parser))
-        yield
-    finally:
-        for name, parser in parsers.items():
-            setattr(gguf, name, parser)
 
 
 class _Collector(logging.Handler):
@@ -162,18 +140,26 @@ def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
         The model, its weights in the order and convention of ``transformers``.
 
     Raises:
-        CheckpointError: if a parameter has no tensor in the file.
-        UnsupportedModelError: if its architecture cannot be read.
+        CheckpointError: if a parameter has no tensor in the file, or one of another size.
+        UnsupportedModelError: if its architecture, a setting or a tensor of it cannot be read.
     """
-    folder, name, config = file.path.parent, file.path.name, gguf_config(file)
+    config = gguf_config(file)
+    model_class = language_model_class(config)
+    skeleton = _skeleton(f"the header of {file.path}", config, model_class)
+    expected = {name: parameter.shape for name, parameter in skeleton.named_parameters(remove_duplicate=False)}
+    tensors = {}
+    for recipe in gguf_recipes(skeleton, file, FileReader([file.path])):
+        (name,) = recipe.targets
+        tensors[name] = torch.empty(expected[name], dtype=dtype)
+        recipe.fill({name: tensors[name]})
     try:
-        model, info = language_model_class(config).from_pretrained(
-            folder, gguf_file=name, config=config, dtype=dtype, output_loading_info=True, **model_options(dtype)
+        model, info = model_class.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, **model_options(dtype)
         )
-    except Exception as error:  # whatever the family's code raises at metadata or weights it did not expect
+    except Exception as error:  # whatever the family's code raises at weights it did not expect
         raise CheckpointError(f"{file.path} cannot be loaded: {_reason(error)}") from error
     check_complete(file.path, info, config)
-    return Loaded(model, gguf_warnings(file, config, model))
+    return Loaded(model)
 
 
 def folder_config(folder: Path) -> Any:
@@ -272,18 +258,17 @@ def gguf_config(file: GgufFile) -> Any:
     """The configuration in a GGUF file, completed by what the file states or implies.
 
     Raises:
-        UnsupportedModelError: if its architecture cannot be read.
+        CheckpointError: if a setting is missing, has no sensible value, or asks for far more than the file holds.
+        UnsupportedModelError: if its architecture, or a setting of it, cannot be read.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
 
-    if file.setting("expert_count") and file.architecture == "llama":
-        raise UnsupportedModelError(f"{file.path} is a mixture of experts of architecture 'llama'; use its safetensors")
-    try:
-        config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name, trust_remote_code=False)
-    except Exception as error:  # an unknown architecture is a ValueError, a half-known one a KeyError
-        raise UnsupportedModelError(f"{file.path}: GGUF architecture '{file.architecture}' cannot be read: {error}") from error
     _check_n_blocks(file.path, file.setting("block_count"), len(file.tensors))
-    _complete_config(config, file)
+    family, fields = config_fields(file)
+    try:
+        config = CONFIG_MAPPING[family](**fields | _special_tokens(file, CONFIG_MAPPING[family], fields))
+    except Exception as error:  # each family checks its values in its own way
+        raise CheckpointError(f"the header of {file.path} is refused by transformers: {_reason(error)}") from error
     embedding, width = file.tensors.get("token_embd.weight"), getattr(config, "hidden_size", None)
     if embedding is not None and width is not None and embedding.shape[-1] != width:
         raise CheckpointError(
@@ -384,33 +369,14 @@ def unused_tensors(place: Path, names: Iterable[str], config: Any) -> tuple[str,
     return (f"{len(unused)} tensor(s) of the file belong to no part of the model and are not used (first: {unused[0]})",)
 
 
-def _complete_config(config: Any, file: GgufFile) -> None:
-    """Settings that the file states, or implies by llama.cpp's rules, and that the reader of ``transformers`` leaves out."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is not None:
-        config.vocab_size = embedding.shape[0]  # may be padded beyond the tokenizer
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        value = file.setting(name)
-        if value is not None and hasattr(config, name):
-            setattr(config, name, float(str(value)))
-    if file.architecture in _WIDE_SCALE_BLOCKS:
-        wide = config.num_hidden_layers == _WIDE_SCALE_BLOCKS[file.architecture]
-        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if wide else config.head_dim
-
-
-def gguf_warnings(file: GgufFile, config: Any, model: nn.Module) -> tuple[str, ...]:
-    """What a reader of numbers from this file should know."""
-    rope: object = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    scaled = file.setting("rope.scaling.type") not in {None, "none"} or _ROPE_FACTORS in file.tensors
-    noticed = []
-    if scaled and rope == "default":
-        noticed.append("the file scales its rotary positions, which this reader does not apply: long contexts will differ")
-    stored = sum(_size(tensor.shape) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS)
-    if stored != sum(parameter.numel() for parameter in model.parameters()):
-        noticed.append(
-            f"the file holds {stored} values, the model {sum(p.numel() for p in model.parameters())}: some are unused"
-        )
-    return tuple(noticed)
+def _special_tokens(file: GgufFile, config_class: Any, fields: Mapping[str, Any]) -> dict[str, int | None]:
+    """First and last token as the file has them; a family's usual padding only where the vocabulary has it."""
+    stated = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
+    tokens: dict[str, int | None] = {name: token for name, token in stated.items() if isinstance(token, int)}
+    padding = getattr(config_class, "pad_token_id", None)
+    if isinstance(padding, int) and padding >= fields.get("vocab_size", padding + 1):
+        tokens["pad_token_id"] = None
+    return tokens
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -29,6 +29,7 @@ from probes.model import Transformer
 from probes.preserve import preserved
 from probes.removal_units import RemovalError, Unit
 from probes.saving import save_model
+from probes.tokenization import FastTokenizer, SentencePieceTokenizer
 
 __all__ = ["check_pruning", "prune_transformer", "pruned", "refusal", "save_pruned"]
 
@@ -141,10 +142,10 @@ def _write(checkpoint: Checkpoint, blocks: frozenset[int], folder: Path) -> None
     else:
         with pruned(checkpoint.model, checkpoint.layout, sorted(blocks)) as smaller, quietly():
             smaller.save_pretrained(folder)  # type: ignore[operator]  # every transformers model has it
-    backend = getattr(checkpoint.tokenizer, "_backend", None)
-    if backend is not None:
+    tokenizer = checkpoint.tokenizer
+    if isinstance(tokenizer, (FastTokenizer, SentencePieceTokenizer)):
         with quietly():
-            backend.save_pretrained(folder)
+            tokenizer.save(folder)
 
 
 def _own(model: nn.Module) -> Transformer | None:

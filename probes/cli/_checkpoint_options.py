@@ -23,6 +23,7 @@ __all__ = [
     "SequenceLength",
     "TextSource",
     "TokenCount",
+    "TokenizerName",
     "batch_progress",
     "check_sizes",
     "headline",
@@ -41,6 +42,15 @@ CheckpointName = Annotated[
 ]
 TextSource = Annotated[
     str | None, typer.Option("--text", help="Text file, or - for standard input. [default: prose of the standard library]")
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="bytes|PATH",
+        help="Folder or file of a tokenizer, or bytes for one token per byte. [default: the checkpoint's own]",
+        show_default=False,
+    ),
 ]
 TokenCount = Annotated[int, typer.Option("--tokens", help="Tokens to read in all.")]
 SequenceLength = Annotated[

@@ -88,6 +88,7 @@ def opened(
     stream: bool | None,
     max_memory: int | None,
     placement: str | None,
+    tokenizer: str | None,
     gradients: bool,
 ) -> Iterator[tuple[Checkpoint, StreamedCheckpoint | None]]:
     """A checkpoint in memory, or opened for streaming where that is asked for or it does not fit.
@@ -99,6 +100,7 @@ def opened(
         stream: True or False as asked; None chooses.
         max_memory: bytes that the weights may take.
         placement: of accelerate.
+        tokenizer: as the user names it; None for the checkpoint's own.
         gradients: whether a backward pass will be run.
 
     Yields:
@@ -108,19 +110,19 @@ def opened(
     if device_map is not None:
         if stream:
             raise typer.BadParameter("blocks are either streamed or placed; give one of the two", param_hint="--placement")
-        loaded = _placed(checkpoint, dtype, device_map)
+        loaded = _placed(checkpoint, dtype, device_map, tokenizer)
         _check_placement(loaded, gradients)
         yield loaded, None
         return
     if _chosen(checkpoint, dtype, device, stream, max_memory):
         from probes.streaming.model import open_streamed
 
-        with open_streamed(checkpoint, dtype=dtype, device=device) as streamed:
+        with open_streamed(checkpoint, dtype=dtype, device=device, tokenizer=tokenizer) as streamed:
             yield streamed.checkpoint, streamed
         return
     from probes.checkpoint import load_checkpoint
 
-    yield load_checkpoint(checkpoint, dtype=dtype, device=device), None
+    yield load_checkpoint(checkpoint, dtype=dtype, device=device, tokenizer=tokenizer), None
 
 
 def forecast_streams(
@@ -192,13 +194,15 @@ def _check_device(device: object) -> None:
     resolve_device(device)
 
 
-def _placed(checkpoint: str, dtype: torch.dtype | None, device_map: str | dict[str, object]) -> Checkpoint:
+def _placed(
+    checkpoint: str, dtype: torch.dtype | None, device_map: str | dict[str, object], tokenizer: str | None
+) -> Checkpoint:
     """A checkpoint whose blocks accelerate has spread."""
     from probes.checkpoint import load_checkpoint
     from probes.errors import CheckpointError
 
     try:
-        return load_checkpoint(checkpoint, dtype=dtype, device_map=device_map)
+        return load_checkpoint(checkpoint, dtype=dtype, device_map=device_map, tokenizer=tokenizer)
     except CheckpointError as error:
         if "offload_folder" not in str(error):  # accelerate's word for a second copy of the weights
             raise

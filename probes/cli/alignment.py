@@ -18,6 +18,7 @@ from probes.cli._checkpoint_options import (
     SequenceLength,
     TextSource,
     TokenCount,
+    TokenizerName,
     check_sizes,
     torch_dtype,
 )
@@ -40,6 +41,7 @@ def register(app: typer.Typer) -> None:
 def alignment(
     checkpoint: CheckpointName,
     text: TextSource = None,
+    tokenizer: TokenizerName = None,
     tokens: TokenCount = 512,
     seq_len: SequenceLength = None,
     batch_size: BatchSize = 1,
@@ -66,7 +68,7 @@ def alignment(
 
     content, text_name = read_text(text)
     with output_folder(output) as folder:
-        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device)
+        loaded = load_checkpoint(checkpoint, dtype=chosen_dtype, device=chosen_device, tokenizer=tokenizer)
         batches = checkpoint_batches(
             loaded, content, n_tokens=tokens, seq_len=seq_len, batch_size=batch_size, seed=seed, source=text_name
         )

@@ -21,6 +21,7 @@ from probes.cli._checkpoint_options import (
     SequenceLength,
     TextSource,
     TokenCount,
+    TokenizerName,
     batch_progress,
     check_sizes,
     headline,
@@ -60,6 +61,7 @@ def register(app: typer.Typer) -> None:
 def grad_norm(
     checkpoint: CheckpointName,
     text: TextSource = None,
+    tokenizer: TokenizerName = None,
     tokens: TokenCount = 2048,
     seq_len: SequenceLength = None,
     batch_size: BatchSize = 1,
@@ -103,6 +105,7 @@ def grad_norm(
                 stream=stream,
                 max_memory=memory,
                 placement=placement,
+                tokenizer=tokenizer,
                 gradients=True,
             )
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from probes.cli._checkpoint_options import check_sizes, headline, torch_dtype
+from probes.cli._checkpoint_options import TokenizerName, check_sizes, headline, torch_dtype
 from probes.cli._io import output_folder
 from probes.cli._streaming import (
     DryRunOption,
@@ -70,6 +70,7 @@ def layer_removal(
         str | None,
         typer.Option(help="Text file, - for standard input, or folder of documents. [default: prose of the standard library]"),
     ] = None,
+    tokenizer: TokenizerName = None,
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 2048,
     seq_len: Annotated[
         int | None,
@@ -163,6 +164,7 @@ def layer_removal(
                 stream=stream,
                 max_memory=memory,
                 placement=placement,
+                tokenizer=tokenizer,
                 gradients=estimates is True,
             )
         )

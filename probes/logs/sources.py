@@ -132,7 +132,7 @@ def _is_metric_file(path: Path) -> bool:
     """Whether a CSV file holds one metric, as DeepSpeed writes them: step, and the end of the metric's name."""
     with path.open(encoding="utf-8", errors="replace") as file:
         names = file.readline().strip().split(",")
-    return len(names) == 2 and names[0] == "step" and path.stem.endswith(names[1].replace(" ", "_"))
+    return len(names) == 2 and names[0] == "step" and path.stem.endswith(names[1].replace(" ", "_").replace("/", "_"))
 
 
 def _metric_table(folder: Path, files: list[Path]) -> Table:

@@ -26,7 +26,6 @@ from probes.loading import (
     drop_unavailable_attention,
     folder_config,
     gguf_config,
-    gguf_warnings,
     language_model_class,
     model_options,
     stale_duplicate,
@@ -87,6 +86,7 @@ def open_streamed(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     window_bytes: int | None = None,
+    tokenizer: str | Path | None = None,
 ) -> StreamedCheckpoint:
     """Open a checkpoint of any size.
 
@@ -95,6 +95,7 @@ def open_streamed(
         dtype: of the parameters while they are in place; None keeps the stored one (float32 for GGUF).
         device: where they are put.
         window_bytes: how much of the head's matrix may be in place at once; as much as the largest block by default.
+        tokenizer: to read in place of its own, as there.
 
     Returns:
         The checkpoint; nothing but vectors has been read.
@@ -117,7 +118,7 @@ def open_streamed(
     """
     opened = _Opened(resolve_device(device))
     loaders = Loaders(safetensors=opened.safetensors, gguf=opened.gguf, own=opened.own)
-    checkpoint = read_checkpoint(source, loaders, dtype=dtype)
+    checkpoint = read_checkpoint(source, loaders, dtype=dtype, tokenizer=tokenizer)
     head = opened.head_rows(checkpoint.layout, window_bytes)
     if head is not None:
         layout = replace(checkpoint.layout, head=_by_rows(checkpoint.layout.head, head))
@@ -157,9 +158,8 @@ class _Opened:
         config = gguf_config(file)
         model = self._skeleton(config, dtype)
         self.reader = FileReader([file.path])
-        recipes, _ = gguf_recipes(model, file, self.reader)
-        self._fill(str(file.path), model, recipes, config)
-        return Loaded(model, gguf_warnings(file, config, model))
+        self._fill(str(file.path), model, gguf_recipes(model, file, self.reader), config)
+        return Loaded(model)
 
     def own(self, folder: Path, files: WeightFiles, compute_dtype: ComputeDtype | None) -> Loaded:
         from safetensors import SafetensorError, safe_open

@@ -672,16 +672,6 @@ def test_the_header_is_parsed_once_and_the_parsers_are_put_back(tmp_path, monkey
     assert gguf.GGUFReader is Reader
 
 
-def test_rotary_scaling_that_is_not_applied_is_warned_of(tmp_path):
-    path = write_gguf(
-        tmp_path / "m.gguf",
-        gguf_model("llama"),
-        "llama",
-        change=lambda tensors: tensors.update({"rope_freqs.weight": np.ones(4, dtype=np.float32)}),
-    )
-    assert any("scales its rotary positions" in w for w in load_checkpoint(path).warnings)
-
-
 BAD_GGUF: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda p: truncate(p, 0), r"m\.gguf is empty"),
     "not gguf": (lambda p: p.write_bytes(b"PK\x03\x04" * 20), r"is not a GGUF file: it does not start with 'GGUF'"),
@@ -748,12 +738,12 @@ def test_an_unknown_gguf_architecture_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (lambda w: w.add_expert_count(4), r"mixture of experts of architecture 'llama'; use its safetensors"),
+        (lambda w: w.add_string("llama.tensor_split", "rows"), r"sets 'llama\.tensor_split' to rows, which is not applied"),
         (lambda w: w.add_uint16("split.count", 3), r"is one of 3 parts; merge them first"),
     ],
-    ids=["experts", "split"],
+    ids=["setting", "split"],
 )
-def test_a_gguf_file_that_is_no_single_dense_model_is_refused(tmp_path, extra, message):
+def test_a_gguf_file_that_is_no_single_known_model_is_refused(tmp_path, extra, message):
     path = write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama", extra=extra)
     with pytest.raises(KeelError, match=message):
         load_checkpoint(path)
@@ -815,22 +805,29 @@ def test_the_folders_tokenizer_is_used(folder):
     assert checkpoint.warnings == ()
 
 
-def test_without_tokenizer_each_byte_is_a_token(tmp_path):
+@pytest.fixture
+def wide(tmp_path) -> Path:
+    """A model whose vocabulary has room for bytes, and no tokenizer."""
     config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "wide")
+    return tmp_path / "wide"
+
+
+def test_bytes_are_tokens_only_where_they_are_asked_for(wide):
+    checkpoint = load_checkpoint(wide)
+    assert checkpoint.model(tiny_ids()).logits.shape[-1] == 300  # ids from Python still work
+    with pytest.raises(TextError, match=r"(?s)has no tokenizer file\n.*tokenizer\.json beside it.*--tokenizer bytes"):
+        checkpoint.tokenizer.encode("text")
+    checkpoint = load_checkpoint(wide, tokenizer="bytes")
     assert checkpoint.tokenizer.encode("é") == [195, 169]
     assert checkpoint.tokenizer.vocab_size == 300
-    assert any("no tokenizer file; each byte" in w for w in checkpoint.warnings)
 
 
-def test_without_tokenizer_and_room_for_bytes_a_text_is_refused(saved):
-    checkpoint = load_checkpoint(saved)
-    assert any("texts cannot be encoded" in w for w in checkpoint.warnings)
-    with pytest.raises(TextError, match=r"has no tokenizer and a vocabulary of 64 < 256, too small for bytes"):
-        checkpoint.tokenizer.encode("text")
+def test_bytes_need_room_in_the_vocabulary(saved):
+    with pytest.raises(CheckpointError, match=r"a byte-level tokenizer needs a vocabulary of 256, the model has 64"):
+        load_checkpoint(saved, tokenizer="bytes")
 
 
 @pytest.mark.parametrize(
@@ -845,10 +842,13 @@ def test_without_tokenizer_and_room_for_bytes_a_text_is_refused(saved):
     ],
     ids=["corrupt", "code of its own"],
 )
-def test_a_tokenizer_that_cannot_be_read_is_a_warning(folder, file, content, message):
-    (folder / "evil.py").write_text("raise SystemExit('run')\n")
-    (folder / file).write_text(content)
-    assert any(message in w for w in load_checkpoint(folder).warnings)
+def test_a_text_is_refused_where_the_tokenizer_cannot_be_read(wide, file, content, message):
+    (wide / "evil.py").write_text("raise SystemExit('run')\n")
+    (wide / file).write_text(content)
+    with pytest.raises(TextError, match=rf"(?s){message}.*--tokenizer bytes") as error:
+        load_checkpoint(wide).tokenizer.encode("text")
+    assert len(str(error.value).splitlines()) <= 5
+    assert load_checkpoint(wide, tokenizer="bytes").tokenizer.encode("a") == [97]
 
 
 def test_a_tokenizer_larger_than_the_model_is_warned_of(folder):

@@ -154,9 +154,8 @@ def test_models_of_transformers_are_saved_too(text, tmp_path, monkeypatch, capsy
     model = tiny_model("qwen2", torch.float32)
     model.resize_token_embeddings(256)
     model.save_pretrained(tmp_path / "qwen")
-    code, _, err = run(
-        monkeypatch, capsys, tmp_path / "qwen", "--text", text, *SHORT, "--remove", "0", "--save", tmp_path / "smaller"
-    )
+    arguments = (tmp_path / "qwen", "--text", text, "--tokenizer", "bytes", *SHORT, "--remove", "0")
+    code, _, err = run(monkeypatch, capsys, *arguments, "--save", tmp_path / "smaller")
     assert code == 0, err
     assert "saved the model without block 0 (model.layers.0)" in err
     assert json.loads((tmp_path / "smaller" / "config.json").read_text())["layer_types"] == model.config.layer_types[1:]

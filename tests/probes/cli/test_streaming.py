@@ -16,13 +16,13 @@ import pytest
 from tests._cli import run_keel as run
 
 COMMANDS = ("grad-norm", "layer-removal")
-SHORT = ("--tokens", "96", "--seq-len", "16", "--json")
+SHORT = ("--tokens", "96", "--seq-len", "16", "--tokenizer", "bytes", "--json")
 TOLERANCE = 1e-5
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Wide enough for bytes as tokens: a tiny Llama in shards, float32."""
+    """Wide enough for bytes as tokens, which are asked for: a tiny Llama in shards, float32."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -210,7 +210,9 @@ def test_options_that_do_not_go_together_are_refused(arguments, message, checkpo
 
 def test_one_token_is_refused(checkpoint, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "text").write_text("a")
-    code, _, err = run(monkeypatch, capsys, "grad-norm", checkpoint, "--stream", "--text", tmp_path / "text")
+    code, _, err = run(
+        monkeypatch, capsys, "grad-norm", checkpoint, "--stream", "--tokenizer", "bytes", "--text", tmp_path / "text"
+    )
     assert code == 2
     assert "has 1 token(s); at least two are needed" in err
 
