@@ -21,10 +21,10 @@ from probes.config_fields import check_config_fields
 from probes.device import resolve_device
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import OWN_FAMILY, SUPPORTED_FAMILIES, describe_model
-from probes.foreign_files import check_content
+from probes.foreign_files import check_content, foreign_format
 from probes.gguf_file import GgufFile, read_gguf
 from probes.layout import ResidualLayout
-from probes.loading import Loaded, folder_config, load_gguf, load_safetensors, quietly
+from probes.loading import Loaded, folder_config, language_model_class, load_gguf, load_safetensors, quietly
 from probes.tokenization import (
     N_BYTES,
     ByteTokenizer,
@@ -173,7 +173,9 @@ def locate_checkpoint(source: str | Path) -> Path:
         return path
     if str(source) == SMOLLM2:
         return _smollm2()
-    looks_local = isinstance(source, Path) or path.suffix in {".gguf", ".safetensors", ".bin", ".json"}
+    looks_local = (
+        isinstance(source, Path) or path.suffix in {".gguf", ".safetensors", ".json"} or foreign_format(path) is not None
+    )
     if looks_local or not _HUB_ID.fullmatch(str(source)):
         raise CheckpointError(f"there is no file or folder {source}")
     return _from_hub(str(source))
@@ -205,19 +207,25 @@ def _from_hub(name: str) -> Path:
 def _load_folder(path: Path, dtype: torch.dtype | None, loaders: Loaders, asked: str | Path | None) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.suffix != ".safetensors":
-        raise CheckpointError(f"{path} is not a checkpoint: a folder, a .safetensors file or a .gguf file is needed")
+        check_content(path)
+        raise CheckpointError(
+            foreign_format(path) or f"{path} is not a checkpoint: a folder, a .safetensors file or a .gguf file is needed"
+        )
     settings = _read_settings(folder)
+    for tokenizer_file in tokenizer_files(folder):
+        check_content(tokenizer_file)
+    if settings["model_type"] != OWN_FAMILY:
+        language_model_class(folder_config(folder))
+    fields = check_config_fields(folder / "config.json", settings)
     files = find_weight_files(path)
+    files = replace(files, warnings=files.warnings + fields)
     if settings["model_type"] == OWN_FAMILY:
         return _load_own(folder, settings, files, dtype, loaders, asked)
     float_dtypes = files.float_dtypes
     if not float_dtypes:
         raise CheckpointError(f"{path} holds no floating-point tensor")
-    fields = check_config_fields(folder / "config.json", settings, folder_config(folder))
-    for path_of_tokenizer in tokenizer_files(folder):
-        check_content(path_of_tokenizer)
     loaded = loaders.safetensors(folder, files, dtype or _TORCH_DTYPES[float_dtypes[0]])
-    warnings = files.warnings + fields + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
+    warnings = files.warnings + _setting_warnings(settings) + _dtype_warnings(files, dtype, loaded.model)
     tokenizer, noticed = _tokenizer(asked, folder_tokenizer, folder, _vocab_size(loaded.model))
     return _checkpoint(loaded, tokenizer, str(path), float_dtypes[0], warnings + noticed)
 
@@ -234,20 +242,30 @@ def _read_settings(folder: Path) -> Mapping[str, Any]:
     family = settings.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"{path} does not say its model_type")
-    if (folder / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds a model and an adapter beside it (adapter_config.json), which is not applied here: merge it first "
-            "(peft's merge_and_unload, then save_pretrained), or move the adapter away to measure the model without it"
-        )
-    quantisation = settings.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method", "unnamed") if isinstance(quantisation, dict) else quantisation
-        raise CheckpointError(
-            f"{folder} is quantised ({method}): its stored numbers are not the weights, and no gradient passes them; "
-            "use the unquantised checkpoint, or a GGUF file, which is dequantised"
-        )
+    _check_adapter(folder)
+    _check_quantisation(folder, settings)
     _check_family(family, settings)
     return settings
+
+
+def _check_adapter(folder: Path) -> None:
+    found = sorted((*folder.glob("adapter_config.json"), *folder.glob("adapter_model*")))
+    if found:
+        raise CheckpointError(
+            f"{folder} holds a model and an adapter beside it ({found[0].name}), which is not applied here: merge it first "
+            "(peft's merge_and_unload, then save_pretrained), or move the adapter away to measure the model without it"
+        )
+
+
+def _check_quantisation(folder: Path, settings: Mapping[str, Any]) -> None:
+    for name in ("quantization_config", "compression_config", "quantization"):
+        quantisation = settings.get(name)
+        if quantisation:
+            method = quantisation.get("quant_method", "unnamed") if isinstance(quantisation, dict) else quantisation
+            raise CheckpointError(
+                f"{folder} is quantised ({method}): its stored numbers are not the weights, and no gradient passes them; "
+                "use the unquantised checkpoint, or a GGUF file, which is dequantised"
+            )
 
 
 def _check_family(family: str, settings: Mapping[str, Any]) -> None:

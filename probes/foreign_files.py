@@ -12,7 +12,7 @@ from pathlib import Path
 
 from probes.errors import CheckpointError
 
-__all__ = ["WRAPPERS", "check_content", "check_tensor_names", "foreign_weights", "unwrapped_names"]
+__all__ = ["WRAPPERS", "check_content", "check_tensor_names", "foreign_format", "foreign_weights", "unwrapped_names"]
 
 _LFS = "is a Git LFS pointer, not the file itself: run git lfs pull in its folder"
 _PICKLED = "is a pickle; unpickling runs code from the file, so it is never done. Convert it to safetensors where you trust it"
@@ -23,6 +23,10 @@ _CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"PK\x03\x04"), f"is a zip archive, as torch.save writes them, and {_PICKLED}"),
     (re.compile(rb"\x89HDF\r\n"), "is an HDF5 file (Keras); save the model as safetensors"),
     (re.compile(rb"\x1f\x8b"), "is compressed with gzip: unpack it first"),
+    (re.compile(rb"/annex/objects/"), "is a git-annex pointer, not the file itself: run git annex get in its folder"),
+    (re.compile(rb"\xfd7zXZ"), "is compressed with xz: unpack it first"),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "is compressed with zstd: unpack it first"),
+    (re.compile(rb'\s*\{\s*"error"'), "is an answer of a server: fetch it again"),
     (re.compile(rb"Entry not found|Invalid username|Access to model"), "is an answer of a server: fetch it again"),
 )
 """How a file begins, and what that says."""
@@ -35,14 +39,20 @@ _FORMATS = {
     "*.npz": "NumPy",
     "*.tflite": "TensorFlow Lite",
     "*.mlmodel": "Core ML",
+    "*.distcp": "torch's distributed checkpoints",
 }
+_PICKLES = frozenset((".bin", ".pt", ".pth", ".ckpt", ".pkl"))
 WRAPPERS = {
     "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "_forward_module": "Lightning",
     "module": "DistributedDataParallel or DataParallel",
     "base_model.model": "PEFT",
 }
 """What a wrapper puts before the names of the tensors of the model inside."""
-_WRAPPED = re.compile(r"^(?:(?:_orig_mod|module|base_model\.model)\.)+")
+_WRAPPED = re.compile(rf"^(?:(?:{'|'.join(map(re.escape, WRAPPERS))})\.)+")
+_INSIDE = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _QUANTISED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\.(g_idx|qzeros)$"), "GPTQ or AWQ"),
     (re.compile(r"\.qweight$"), "GPTQ or AWQ"),
@@ -52,7 +62,10 @@ _QUANTISED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"proj_(blocks|scales)$"), "MXFP4"),
     (re.compile(r"\.(W_q|qscale)$"), "HQQ"),
 )
-_LORA = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)(\.|$)")
+_LORA = re.compile(
+    r"[._](lora_[ABE]|lora_(up|down|embedding_[AB]|magnitude_vector)|hada_w\d_[ab]|lokr_w\d(_[ab])?|ia3_l|oft_[rs]|vera_lambda_[bd]"
+    r"|prompt_embeddings|base_layer)(\.|$)"
+)
 
 
 def check_content(path: Path) -> None:
@@ -122,11 +135,12 @@ def unwrapped_names(names: Iterable[str]) -> tuple[Mapping[str, str], str | None
     names = list(names)
     prefixes = {match[0] if (match := _WRAPPED.match(name)) else "" for name in names}
     shared = prefixes.pop() if len(prefixes) == 1 else ""
-    plain = {name[len(shared) :].replace("._orig_mod.", "."): name for name in names}
+    plain = {_INSIDE.sub("", name[len(shared) :]): name for name in names}
     if len(plain) < len(names) or list(plain) == names:
         return {name: name for name in names}, None
-    mark = shared or "_orig_mod."
-    wrappers = [whose for wrapper, whose in WRAPPERS.items() if f"{wrapper}." in mark]
+    inside = {found[0] for name in names for found in _INSIDE.finditer(name[len(shared) :])}
+    mark = "' and '".join(filter(None, (shared, *sorted(inside - {shared}))))
+    wrappers = [whose for wrapper, whose in WRAPPERS.items() if re.search(rf"(^|[.' ]){re.escape(wrapper)}\.", mark)]
     return plain, f"'{mark}' is taken off the names of the tensors: the model was saved inside {' and '.join(wrappers)}"
 
 
@@ -138,3 +152,12 @@ def foreign_weights(folder: Path) -> str | None:
             return f"{folder} holds weights for {framework} alone ({found[0]}); save the model as safetensors (save_pretrained)"
     gguf = sorted(path.name for path in folder.glob("*.gguf"))
     return f"{folder} holds no .safetensors file, but {gguf[0]}: name that file" if gguf else None
+
+
+def foreign_format(path: Path) -> str | None:
+    """What a file of another format is by its suffix, in words with the cure; None where the suffix is none that is known."""
+    suffix = path.suffix.lower()
+    if suffix in _PICKLES:
+        return f"{path} {_PICKLED}"
+    framework = _FORMATS.get(f"*{suffix}") if suffix else None
+    return f"{path} is for {framework}; save the model as safetensors (save_pretrained)" if framework else None

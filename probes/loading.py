@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from probes.config_fields import check_leftover_tensors
 from probes.errors import CheckpointError, UnsupportedModelError
 from probes.families import SUPPORTED_FAMILIES
 from probes.gguf_file import GgufFile
 from probes.gguf_settings import config_fields
+from probes.leftovers import refuse_leftovers
 from probes.placement import check_placement
 from probes.streaming.files import FileReader
 from probes.streaming.gguf_recipes import gguf_recipes
@@ -126,7 +126,7 @@ def load_safetensors(
         except Exception as error:  # whatever the family's code raises at values or weights it did not expect
             raise CheckpointError(f"the weights in {folder} do not fit its config.json: {_reason(error)}") from error
     check_complete(folder, info, config)
-    return Loaded(model, attention + noticed + unused_tensors(folder, info["unexpected_keys"], config))
+    return Loaded(model, attention + noticed + unused_tensors(folder, model, info["unexpected_keys"]))
 
 
 def load_gguf(file: GgufFile, dtype: torch.dtype) -> Loaded:
@@ -360,10 +360,10 @@ def check_complete(place: Path, info: Mapping[str, Any], config: Any) -> None:
         raise CheckpointError(f"{place} lacks tensor '{missing[0]}'{more}{tie if missing[0].startswith('lm_head') else ''}")
 
 
-def unused_tensors(place: Path, names: Iterable[str], config: Any) -> tuple[str, ...]:
-    """The warning for tensors that the model does not use, if there are any; norms and scales of its blocks are refused."""
+def unused_tensors(place: Path, model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    """The warning for tensors that the model does not use, if there are any; parts of its computation are refused."""
     unused = sorted(names)
-    check_leftover_tensors(place, unused, getattr(config, "num_hidden_layers", 0))
+    refuse_leftovers(place, model, unused)
     if not unused:
         return ()
     return (f"{len(unused)} tensor(s) of the file belong to no part of the model and are not used (first: {unused[0]})",)

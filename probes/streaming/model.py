@@ -152,7 +152,7 @@ class _Opened:
         files, noticed = _without_duplicates(model, config, files, self.reader)
         recipes, unused = safetensors_recipes(model, files, self.reader)
         self._fill(str(folder), model, recipes, config)
-        return Loaded(model, attention + noticed + unused_tensors(folder, unused, config))
+        return Loaded(model, attention + noticed + unused_tensors(folder, model, unused))
 
     def gguf(self, file: GgufFile, dtype: torch.dtype) -> Loaded:
         config = gguf_config(file)

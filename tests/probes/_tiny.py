@@ -75,7 +75,7 @@ _GRANITE_FACTORS = {
     "residual_multiplier": 0.7,
     "logits_scaling": 3.0,
 }
-_QWEN_MOE_LIKE = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12}
+_QWEN_MOE_LIKE = {"num_experts": 4, "moe_intermediate_size": 8}
 _DEEPSEEK_LIKE = {
     "n_routed_experts": 4,
     "moe_intermediate_size": 8,
@@ -140,7 +140,7 @@ def _falcon(**values: object) -> nn.Module:
 
 _EXPERT_BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mixtral": partial(_experts, "Mixtral", num_local_experts=4),
-    "qwen2_moe": partial(_experts, "Qwen2Moe", **_QWEN_MOE_LIKE, mlp_only_layers=[0]),
+    "qwen2_moe": partial(_experts, "Qwen2Moe", **_QWEN_MOE_LIKE, shared_expert_intermediate_size=12, mlp_only_layers=[0]),
     "qwen3_moe": partial(_experts, "Qwen3Moe", **_QWEN_MOE_LIKE, norm_topk_prob=True),
     "qwen3_moe-sparse": partial(_experts, "Qwen3Moe", **_QWEN_MOE_LIKE, decoder_sparse_step=2),
     "olmoe": partial(_experts, "Olmoe", num_experts=4),

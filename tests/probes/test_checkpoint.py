@@ -674,7 +674,7 @@ def test_the_header_is_parsed_once_and_the_parsers_are_put_back(tmp_path, monkey
 
 BAD_GGUF: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda p: truncate(p, 0), r"m\.gguf is empty"),
-    "not gguf": (lambda p: p.write_bytes(b"PK\x03\x04" * 20), r"is not a GGUF file: it does not start with 'GGUF'"),
+    "not gguf": (lambda p: p.write_bytes(b"RIFF" * 20), r"is not a GGUF file: it does not start with 'GGUF'"),
     "version": (lambda p: p.write_bytes(b"GGUF" + struct.pack("<I", 9) + bytes(40)), r"is GGUF version 9; versions 2 and 3"),
     "cut in the header": (lambda p: truncate(p, 200), r"is truncated: its header goes on past the end of the file"),
     "cut in the data": (

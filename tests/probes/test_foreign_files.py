@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from probes.checkpoint import load_checkpoint
 from probes.config import tiny
+from probes.config_fields import check_config_fields
 from probes.errors import CheckpointError, KeelError, UnsupportedModelError
 from probes.foreign_files import unwrapped_names
 from probes.model import Transformer
@@ -28,6 +29,13 @@ CONTENTS = {
     "pickle": (b"\x80\x02}q\x00.", r"is a pickle; unpickling runs code"),
     "zip of torch.save": (b"PK\x03\x04" + bytes(60), r"is a zip archive, as torch.save writes them"),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(60), r"is an HDF5 file"),
+    "git-annex pointer": (
+        b"/annex/objects/SHA256E-s9--4d.bin\n",
+        r"is a git-annex pointer, not the file itself: run git annex",
+    ),
+    "answer of a server": (b'{"error": "Repository not found"}', r"is an answer of a server: fetch it again"),
+    "xz": (b"\xfd7zXZ" + bytes(60), r"is compressed with xz"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(60), r"is compressed with zstd"),
     "gzip": (b"\x1f\x8b\x08" + bytes(60), r"is compressed with gzip"),
     "GGUF by another name": (b"GGUF" + bytes(60), r"is a GGUF file: give it a name that ends in \.gguf"),
 }
@@ -87,6 +95,39 @@ def test_weights_of_another_framework_are_named(folder, name):
         load_checkpoint(folder)
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz", ".distcp"])
+def test_a_file_of_another_format_is_named_with_the_cure(tmp_path, suffix):
+    (tmp_path / f"weights{suffix}").write_bytes(b"????????")
+    with pytest.raises(CheckpointError, match=rf"weights\{suffix} is .*safetensors"):
+        load_checkpoint(tmp_path / f"weights{suffix}")
+    with pytest.raises(CheckpointError, match="there is no file or folder"):
+        load_checkpoint(f"absent{suffix}")
+
+
+@by_opener
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config", "quantization"])
+def test_a_word_of_quantisation_in_the_config_is_enough(folder, read, field):
+    with_fields(folder, {field: {"bits": 4}})
+    with pytest.raises(CheckpointError, match=r"is quantised \(unnamed\)"):
+        read(folder)
+
+
+@by_opener
+@pytest.mark.parametrize("part", ["lokr_w1", "hada_w1_a", "ia3_l", "lora_up.weight", "lora_magnitude_vector.default.weight"])
+def test_other_adapters_in_the_weights_are_told(folder, read, part):
+    tensors = load_file(folder / "model.safetensors") | {f"model.layers.0.mlp.up_proj.{part}": torch.zeros(2, 4)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds a LoRA adapter \(tensor .*merge it into its base model"):
+        read(folder)
+
+
+@by_opener
+def test_weights_of_an_adapter_without_its_settings_are_not_silent(folder, read):
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.zeros(2, 4)}, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"an adapter beside it \(adapter_model\.safetensors\), which is not applied"):
+        read(folder)
+
+
 def test_a_folder_with_a_gguf_file_says_which_to_name(tmp_path):
     write_gguf(tmp_path / "m.gguf", gguf_model("llama"), "llama")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -96,7 +137,10 @@ def test_a_folder_with_a_gguf_file_says_which_to_name(tmp_path):
 
 # --- wrappers ---
 
-PREFIXES = ("_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "base_model.model.", "module.base_model.model.")
+PREFIXES = (
+    *("_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "base_model.model.", "module.base_model.model."),
+    *("_fsdp_wrapped_module.", "_forward_module.module."),
+)
 
 
 def renamed(path: Path, new) -> None:
@@ -219,7 +263,25 @@ ASKED = {
     "mup_width_multiplier": 2.0,
     "parallel_residual": True,
 }
-NEUTRAL = (None, False, 0, 1, 1.0, "", [], {}, "none")
+ASKED |= {
+    "_keel": True,
+    "rezero": True,
+    "hyper_connections": 4,
+    "mhc": 4,
+    "scheme": "post-norm",
+    "block_type": "keel",
+    "postNorm": True,
+    "clip_qkv": 8.0,
+    "alibi": True,
+    "sliding_window": 4,
+    "branch_weight": 0.5,
+    "router_scale": 3.0,
+    "rotary_gate": True,
+    "norm_type": "layernorm",
+    "residual": {"kind": "keel"},
+    "hourglass": True,
+}
+NEUTRAL = (None, False, 0, "", [], {}, "none")
 
 
 def with_fields(folder: Path, fields: dict) -> None:
@@ -242,9 +304,56 @@ def test_neutral_values_pass(folder, value):
     assert not any("does not use" in warning for warning in checkpoint.warnings)
 
 
+@pytest.mark.parametrize("field", ["residual_scale", "alpha", "embedding_multiplier", "rope_factor", "num_streams"])
+@pytest.mark.parametrize("value", [1, 1.0])
+def test_a_factor_or_a_count_of_one_passes(folder, field, value):
+    with_fields(folder, {field: value})
+    load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, "true", "yes", "keel", 0.5, [48], {"alpha": 48}])
+def test_a_switch_is_on_however_it_is_written(folder, value):
+    with_fields(folder, {"keel": value})
+    with pytest.raises(UnsupportedModelError, match=r'config\.json has "keel": .*does not compute'):
+        load_checkpoint(folder)
+
+
+def test_position_embeddings_that_the_family_does_not_compute_are_refused(tmp_path):
+    tiny_model("bert", torch.float32).save_pretrained(tmp_path)
+    with_fields(tmp_path, {"position_embedding_type": "relative_key"})
+    with pytest.raises(UnsupportedModelError, match=r'has "position_embedding_type": "relative_key"'):
+        load_checkpoint(tmp_path)
+
+
+@by_opener
+def test_a_field_beside_a_model_of_the_toolkit_is_refused_too(tmp_path, read):
+    save_model(Transformer(tiny()), tmp_path)
+    with_fields(tmp_path, {"keel": True})
+    with pytest.raises(UnsupportedModelError, match=r'has "keel": true'):
+        read(tmp_path)
+
+
+def _language_models() -> list[str]:
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    language = {*MODEL_FOR_CAUSAL_LM_MAPPING, *MODEL_FOR_MASKED_LM_MAPPING}
+    return [family for family in CONFIG_MAPPING if CONFIG_MAPPING[family] in language]
+
+
+@pytest.mark.parametrize("family", _language_models())
+def test_what_a_family_writes_itself_passes_in_silence(family):
+    from transformers import CONFIG_MAPPING
+
+    try:
+        settings = CONFIG_MAPPING[family]().to_dict()
+    except Exception as error:
+        pytest.skip(f"no default configuration: {type(error).__name__}")
+    assert check_config_fields(Path("config.json"), settings | {"model_type": family}) == ()
+
+
 def test_other_unknown_fields_are_remarked_on(folder):
-    with_fields(folder, {"my_run": "a7", "sampler_seed": 12})
-    assert any("does not use: my_run, sampler_seed" in warning for warning in load_checkpoint(folder).warnings)
+    with_fields(folder, {"my_run": "a7", "sampler_runs": 12})
+    assert any("does not use: my_run, sampler_runs" in warning for warning in load_checkpoint(folder).warnings)
 
 
 PUBLISHED = {
@@ -267,6 +376,38 @@ PUBLISHED = {
     "phi3": {"original_max_position_embeddings": 64, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "auto_map": {"AutoConfig": "c.C"}},
     "opt": {"do_layer_norm_before": True, "word_embed_proj_dim": 16, "prefix": "</s>", "dropout": 0.1, "layerdrop": 0.0},
 }  # fmt: skip
+OTHERS: dict[str, dict] = {
+    "gptj": {"rotary": True, "rotary_dim": 64, "scale_attn_weights": True, "gradient_checkpointing": False},
+    "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.25, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
+    "gemma3_text": {"rope_local_base_freq": 10000, "sliding_window_pattern": 6, "cache_implementation": "hybrid"},
+    "starcoder2": {
+        "activation_function": "gelu", "attention_softmax_in_fp32": True, "mlp_type": "default", "norm_type": "layer_norm",
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "layer_norm_epsilon": 1e-5, "norm_epsilon": 1e-5,
+    },
+    "bloom": {
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "masked_softmax_fusion": True, "offset_alibi": 100,
+        "pretraining_pp": 4, "seq_length": 2048, "skip_bias_add": True, "skip_bias_add_qkv": False, "slow_but_exact": False,
+    },
+    "stablelm": {"rope_pct": 0.25, "partial_rotary_factor": 0.25, "rotary_scaling_factor": 1.0, "norm_eps": 1e-5},
+    "albert": {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0, "layers_to_keep": []},
+    "roberta": {"position_embedding_type": "absolute", "gradient_checkpointing": False},
+    "electra": {"position_embedding_type": "absolute", "summary_last_dropout": 0.1},
+    "distilbert": {"tie_weights_": True, "sinusoidal_pos_embds": False},
+    "modernbert": {"position_embedding_type": "absolute", "global_attn_every_n_layers": 3, "reference_compile": True},
+    "deepseek_v3": {
+        "aux_loss_alpha": 0.001, "ep_size": 1, "moe_layer_freq": 1, "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "seq_aux": True,
+    },
+    "gpt_oss": {"experts_per_token": 4, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "initial_context_length": 4096},
+    "phi3": {"interpolate_factor": 1, "lm_head_bias": False, "full_attn_mod": 1, "partial_rotary_factor": 0.75},
+    "gemma2": {"sliding_window_size": 4096, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+    "llama": {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_older_fields_of_published_configurations_pass(family):
+    check_config_fields(Path("config.json"), {"model_type": family} | OTHERS[family])
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
@@ -285,6 +426,15 @@ LEFT_OVER = (
     "model.layers.0.ffn_gate.weight",
     "model.layers.0.ln_3.bias",
     "model.layers.0.alpha",
+    "model.layers.0.res_weight",
+    "model.layers.0.hyper.mix",
+    "model.layers.0.self_attn.q_proj.bias",
+    "model.layers.3.input_layernorm.weight",
+    "model.post_norm.weight",
+    "model.embed_tokens.scale",
+    "lm_head.scale",
+    "final_norm.weight",
+    "alpha",
 )
 
 
@@ -298,7 +448,7 @@ def test_a_norm_or_scale_that_the_family_has_no_place_for_is_refused(folder, rea
 
 
 @by_opener
-@pytest.mark.parametrize("name", ["model.layers.99.enorm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "other.norm"])
+@pytest.mark.parametrize("name", ["mtp.norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "other.thing"])
 def test_other_leftovers_are_remarked_on_or_known(folder, read, name):
     tensors = load_file(folder / "model.safetensors") | {name: torch.ones(16)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
