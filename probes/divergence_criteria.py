@@ -47,7 +47,7 @@ __all__ = [
 
 _TELLING = 0.01  # of the unigram entropy: what the token before must tell for the entropy to be a landmark
 _WINDOWS = (0.02, 0.1)  # of the ramp: narrowest and widest window of a lasting level
-_LEAST_LEARNED = (0.05, 0.02)  # of the first loss: what a run, a reference has learned at least
+_LEAST_LEARNED = 0.05  # of the first loss: what a run or a reference has learned at least
 _LASTS_BESIDE = 0.6  # of the time since the departure: a plateau beside a reference lasts as long
 _AT_PLATEAU = (2.0, 0.01)  # within so many standard deviations, or this share of the fall
 _FAR_FROM_PLATEAU = (8.0, 0.05)  # likewise: still falling towards it
@@ -371,7 +371,7 @@ def _stands_out(record: Record, rise: Rise) -> bool:
 def _find_rise(record: Record, thresholds: JudgeThresholds, level: FloatArray, noise: FloatArray) -> Rise | None:
     lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(level)[:-1]])
     lowest_after = np.minimum.accumulate(level[::-1])[::-1]
-    learned = np.maximum(record.initial - lowest_before, _LEAST_LEARNED[0] * abs(record.initial))
+    learned = np.maximum(record.initial - lowest_before, _LEAST_LEARNED * abs(record.initial))
     where_lowest = np.maximum.accumulate(np.where(level[:-1] < lowest_before[:-1], np.arange(len(level) - 1), 0))
     noise = np.maximum(noise, noise[np.concatenate([[0], where_lowest])])
     tolerance = np.maximum(thresholds.rise * learned, thresholds.rise_noise * noise)
@@ -528,7 +528,7 @@ def lag_behind_reference(record: Record, thresholds: JudgeThresholds) -> Lag | N
     noise = thresholds.gap_noise * math.hypot(record.noise, reference.noise)
     window = record.lasting_window(thresholds.gap * max(reference.initial - float(reference.level.min()), 0.0), noise)
     healthy = running_median(reference.losses, window)
-    learned = np.maximum(reference.initial - healthy, _LEAST_LEARNED[1] * abs(reference.initial))
+    learned = np.maximum(reference.initial - healthy, _LEAST_LEARNED * abs(reference.initial))
     gap = running_median(record.losses, window) - healthy
     limit = np.maximum(thresholds.gap * learned, noise * math.sqrt(5 / window))
     above = gap > limit

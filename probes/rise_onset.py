@@ -5,7 +5,7 @@ where it last is; its upper end is the nine-tenths quantile of that stretch. A r
 not begin to rise where it happens to be low. The level is *left* where it is last within the usual range, and *up* where it
 then first is three quarters of the tolerance above its lowest value, and a quarter above the usual range; no tolerance is more
 than three fifths of the whole rise. The foot is the bend between a level and a rise, by least squares over that climb, a
-quarter of the smoothing window after it, and before it twice its length (the smoothing window or eight points if that is more).
+quarter of the smoothing window after it, and before it twice its length (the smoothing window if that is more).
 What comes after is another matter: a second rise does not move the onset of the first.
 
 Sharp rises, whose points stand out of the noise one by one, begin with the first such point.
@@ -39,7 +39,6 @@ _UP = 0.75  # likewise: up
 _UP_BEYOND = 0.25  # tolerances above the usual range, at least
 _MOST = 0.6  # of the whole rise: a tolerance is no larger
 _BEFORE = 2.0  # lengths of the climb
-_LEAST_BEFORE = 8  # points
 _AFTER = 0.25  # of the smoothing window, after the climb
 
 
@@ -137,7 +136,7 @@ def _date_climb(record: Record, recognised: int, tolerance: float) -> int:
     first, left = int(within[0]), int(within[-1])
     up = np.flatnonzero(level[left:] >= max(base + _UP * tolerance, usual + _UP_BEYOND * tolerance))
     end = left + int(up[0]) if len(up) else len(level) - 1
-    start = max(first, left - int(max(_BEFORE * (end - left), window, _LEAST_BEFORE)))
+    start = max(first, left - int(max(_BEFORE * (end - left), window)))
     end = min(end + int(_AFTER * window), len(level) - 1)
     climb = slice(start, end + 1)
     if end + 1 - start < 4:
