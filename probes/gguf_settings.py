@@ -255,6 +255,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fixed={"norm_topk_prob": True},
         neutral=_SOFTMAX_ROUTER | {"expert_weights_norm": (True,)},
     ),
+    "gemma": Architecture(family="gemma", head_dim=True),
     "gemma2": Architecture(family="gemma2", head_dim=True, more=_gemma2),
     "gemma3": Architecture(family="gemma3_text", head_dim=True, more=_gemma3, irrelevant=frozenset({"vision", "mm"})),
     "phi3": Architecture(family="phi3", partial_rotary=True, windowed=True, more=_phi3),

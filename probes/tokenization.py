@@ -327,11 +327,13 @@ def _starts(folder: Path) -> bool:
 def _of_transformers(folder: Path | None, vocab_size: int, source: str, **files: str) -> tuple[FastTokenizer, tuple[str, ...]]:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    backend: Any
+    fast: Any = PreTrainedTokenizerFast
     try:
         if folder is None:
-            backend = PreTrainedTokenizerFast(**files)
+            backend = fast(**files)
         else:  # a file that says all of itself, and a folder of a bare tokenizer.json, need no family
-            reader = PreTrainedTokenizerFast if files or not (folder / "config.json").is_file() else AutoTokenizer
+            reader: Any = fast if files or not (folder / "config.json").is_file() else AutoTokenizer
             backend = reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **files)
         tokenizer = FastTokenizer(backend, source, vocab_size)
     except Exception as error:  # the libraries raise anything here, from KeyError to their own

@@ -106,17 +106,13 @@ def gguf_recipes(model: nn.Module, file: GgufFile, reader: FileReader) -> list[G
         UnsupportedModelError: if the file holds a tensor that the model has no place for.
     """
     from gguf import GGUFReader
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        Qwen2MoeTensorProcessor,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     config: Any = model.config
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+    processors: dict[str, Any] = TENSOR_PROCESSORS | {"gemma": TENSOR_PROCESSORS["gemma2"]}
+    processor = processors.get(file.architecture, TensorProcessor)(config=config.to_dict())
     with _names_built_once():
-        names = get_gguf_hf_weights_map(model, Qwen2MoeTensorProcessor(), file.architecture)  # it knows joined experts
+        names = get_gguf_hf_weights_map(model, processors["qwen2moe"](), file.architecture)  # it knows joined experts
     convert = partial(_falcon, config) if file.architecture == "falcon" else partial(_processed, processor)
     sources: dict[str, list[Any]] = {}
     for tensor in GGUFReader(str(file.path)).tensors:

@@ -147,6 +147,7 @@ ARCHITECTURES = {
         lambda config: _head_lengths(config) | _expert_settings(config),
         _experts,
     ),
+    "gemma": Architecture("gemma", {"head_dim": 16, "tie_word_embeddings": True}, _head_lengths, _norms_plus_one),
     "gemma2": Architecture("gemma2", _GEMMA | {"final_logit_softcapping": 2.0}, _gemma_settings, _norms_plus_one),
     "gemma3": Architecture("gemma3_text", _GEMMA | {"num_hidden_layers": 7}, _gemma_settings, _norms_plus_one),
     "phi3": Architecture(
