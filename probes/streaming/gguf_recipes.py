@@ -26,6 +26,8 @@ _AS_STORED = ("token_embd.weight", "output.weight")
 _CHUNK_BYTES = 64 << 20
 # Tensors of transformers that the file holds in two, one after the other along the rows of each expert.
 _JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+# Architectures that llama.cpp's converter treats like another that transformers knows.
+_CONVERTED_LIKE = {"gemma": "gemma2", "granite": "llama", "smollm3": "llama"}
 
 Values = npt.NDArray[np.float32]
 
@@ -109,7 +111,7 @@ def gguf_recipes(model: nn.Module, file: GgufFile, reader: FileReader) -> list[G
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     config: Any = model.config
-    processors: dict[str, Any] = TENSOR_PROCESSORS | {"gemma": TENSOR_PROCESSORS["gemma2"]}
+    processors: dict[str, Any] = TENSOR_PROCESSORS | {name: TENSOR_PROCESSORS[like] for name, like in _CONVERTED_LIKE.items()}
     processor = processors.get(file.architecture, TensorProcessor)(config=config.to_dict())
     with _names_built_once():
         names = get_gguf_hf_weights_map(model, processors["qwen2moe"](), file.architecture)  # it knows joined experts
