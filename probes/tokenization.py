@@ -108,7 +108,7 @@ class FastTokenizer:
         return list(self._backend.convert_ids_to_tokens(self.encode(text)))  # type: ignore[attr-defined]
 
     def lacks_part_of(self, text: str) -> bool:
-        """Whether part of a text is unknown to the vocabulary."""
+        """Whether a part of the text is unknown to the vocabulary."""
         return getattr(self._backend, "unk_token_id", None) in self.encode(text)
 
     def save(self, folder: Path) -> None:
