@@ -96,10 +96,12 @@ class GgufFile:
 
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors of one size are stored as the same bytes; reading ends at the first difference."""
-        tensors = [self.tensors[name], self.tensors[other]]
-        stored = [np.memmap(self.path, np.uint8, "r", self.data_start + tensor.offset, (tensor.n_bytes,)) for tensor in tensors]
-        starts = range(0, tensors[0].n_bytes, _COMPARED_BYTES)
-        return all(np.array_equal(*(part[start : start + _COMPARED_BYTES] for part in stored)) for start in starts)
+        first, second = (
+            np.memmap(self.path, np.uint8, "r", self.data_start + tensor.offset, (tensor.n_bytes,))
+            for tensor in (self.tensors[name], self.tensors[other])
+        )
+        steps = (slice(start, start + _COMPARED_BYTES) for start in range(0, len(first), _COMPARED_BYTES))
+        return all(np.array_equal(first[step], second[step]) for step in steps)
 
 
 class _Cursor:

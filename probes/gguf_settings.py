@@ -93,7 +93,7 @@ def config_fields(file: GgufFile) -> tuple[str, Fields]:
     if architecture.windowed:
         fields["sliding_window"] = keys.whole("attention.sliding_window", 0, least=0) or None
     fields |= architecture.more(keys, fields)
-    if "query_pre_attn_scalar" not in fields:
+    if not fields.keys() & {"query_pre_attn_scalar", "attention_multiplier"}:
         _check_scale(keys, width)
     keys.check_rest(architecture.neutral, architecture.irrelevant)
     fields |= {name: tensor in file.tensors for name, tensor in architecture.biases.items()}
@@ -150,6 +150,17 @@ def _llama(keys: Keys, fields: Fields) -> Fields:
         used = keys.whole("expert_used_count")
         return {"model_type": "mixtral", "num_local_experts": n_experts, "num_experts_per_tok": used} | window
     return {"model_type": "mistral"} | window if window["sliding_window"] else {}
+
+
+def _granite(keys: Keys, fields: Fields) -> Fields:
+    """Multipliers of the embedding, the branches, attention's scores and, as a divisor, the logits; 0 stands for none."""
+    usual = (fields["hidden_size"] // fields["num_attention_heads"]) ** -0.5
+    return {
+        "embedding_multiplier": keys.real("embedding_scale", 0) or 1.0,
+        "residual_multiplier": keys.real("residual_scale", 0) or 1.0,
+        "attention_multiplier": keys.real("attention.scale", 0) or usual,
+        "logits_scaling": keys.real("logit_scale", 0) or 1.0,
+    }
 
 
 def _gemma2(keys: Keys, fields: Fields) -> Fields:
@@ -238,6 +249,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         family="llama", head_dim=True, biases={"attention_bias": _QKV_BIAS, "mlp_bias": _UP_BIAS}, more=_llama
     ),
+    "granite": Architecture(family="granite", more=_granite, biases={"attention_bias": _QKV_BIAS, "mlp_bias": _UP_BIAS}),
+    "smollm3": Architecture(
+        family="smollm3",
+        biases={"attention_bias": _QKV_BIAS, "mlp_bias": _UP_BIAS},
+        fixed={"no_rope_layer_interval": 4, "use_sliding_window": False},
+    ),
+    "olmo2": Architecture(family="olmo2", biases={"attention_bias": _QKV_BIAS}),
     "qwen2": Architecture(family="qwen2"),
     "qwen3": Architecture(family="qwen3", head_dim=True, biases={"attention_bias": _QKV_BIAS}),
     "qwen2moe": Architecture(
@@ -255,6 +273,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fixed={"norm_topk_prob": True},
         neutral=_SOFTMAX_ROUTER | {"expert_weights_norm": (True,)},
     ),
+    "gemma": Architecture(family="gemma", head_dim=True),
     "gemma2": Architecture(family="gemma2", head_dim=True, more=_gemma2),
     "gemma3": Architecture(family="gemma3_text", head_dim=True, more=_gemma3, irrelevant=frozenset({"vision", "mm"})),
     "phi3": Architecture(family="phi3", partial_rotary=True, windowed=True, more=_phi3),

@@ -114,7 +114,7 @@ class FastTokenizer:
         return list(self._backend.convert_ids_to_tokens(self.encode(text)))  # type: ignore[attr-defined]
 
     def lacks_part_of(self, text: str) -> bool:
-        """Whether part of a text is unknown to the vocabulary."""
+        """Whether a part of the text is unknown to the vocabulary."""
         return getattr(self._backend, "unk_token_id", None) in self.encode(text)
 
     def save(self, folder: Path) -> None:
@@ -346,11 +346,13 @@ def _starts(folder: Path) -> bool:
 def _of_transformers(folder: Path | None, vocab_size: int, source: str, **files: str) -> tuple[FastTokenizer, tuple[str, ...]]:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    backend: Any
+    fast: Any = PreTrainedTokenizerFast
     try:
         if folder is None:
-            backend = PreTrainedTokenizerFast(**files)
+            backend = fast(**files)
         else:  # a file that says all of itself, and a folder of a bare tokenizer.json, need no family
-            reader = PreTrainedTokenizerFast if files or not (folder / "config.json").is_file() else AutoTokenizer
+            reader: Any = fast if files or not (folder / "config.json").is_file() else AutoTokenizer
             backend = reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **files)
         tokenizer = FastTokenizer(backend, source, vocab_size)
     except Exception as error:  # the libraries raise anything here, from KeyError to their own

@@ -26,6 +26,8 @@ _AS_STORED = ("token_embd.weight", "output.weight")
 _CHUNK_BYTES = 64 << 20
 # Tensors of transformers that the file holds in two, one after the other along the rows of each expert.
 _JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+# Architectures that llama.cpp's converter treats like another that transformers knows.
+_CONVERTED_LIKE = {"gemma": "gemma2", "granite": "llama", "smollm3": "llama"}
 
 Values = npt.NDArray[np.float32]
 
@@ -106,17 +108,13 @@ def gguf_recipes(model: nn.Module, file: GgufFile, reader: FileReader) -> list[G
         UnsupportedModelError: if the file holds a tensor that the model has no place for.
     """
     from gguf import GGUFReader
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        Qwen2MoeTensorProcessor,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     config: Any = model.config
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+    processors: dict[str, Any] = TENSOR_PROCESSORS | {name: TENSOR_PROCESSORS[like] for name, like in _CONVERTED_LIKE.items()}
+    processor = processors.get(file.architecture, TensorProcessor)(config=config.to_dict())
     with _names_built_once():
-        names = get_gguf_hf_weights_map(model, Qwen2MoeTensorProcessor(), file.architecture)  # it knows joined experts
+        names = get_gguf_hf_weights_map(model, processors["qwen2moe"](), file.architecture)  # it knows joined experts
     convert = partial(_falcon, config) if file.architecture == "falcon" else partial(_processed, processor)
     sources: dict[str, list[Any]] = {}
     for tensor in GGUFReader(str(file.path)).tensors:

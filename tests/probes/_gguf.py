@@ -84,6 +84,15 @@ def _llama_settings(config: Any) -> dict[str, object]:
     return _rms(config) | {"rope.dimension_count": config.head_dim} | more | _window(window)
 
 
+def _granite_settings(config: Any) -> dict[str, object]:
+    return _rms(config) | {
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "attention.scale": config.attention_multiplier,
+        "logit_scale": config.logits_scaling,
+    }
+
+
 def _window(window: int | None) -> dict[str, object]:
     return {"attention.sliding_window": window} if window else {}
 
@@ -133,6 +142,14 @@ ARCHITECTURES = {
         _llama_settings,
         _llama,
     ),
+    "granite": Architecture(
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.25, "logits_scaling": 4.0},
+        _granite_settings,
+        _llama,
+    ),
+    "smollm3": Architecture("smollm3", {"num_hidden_layers": 5, "pad_token_id": 0}, _rms, _llama),
+    "olmo2": Architecture("olmo2", {"pad_token_id": 1}),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", {"head_dim": 16}, _head_lengths),
     "qwen2moe": Architecture(
@@ -147,6 +164,7 @@ ARCHITECTURES = {
         lambda config: _head_lengths(config) | _expert_settings(config),
         _experts,
     ),
+    "gemma": Architecture("gemma", {"head_dim": 16, "tie_word_embeddings": True}, _head_lengths, _norms_plus_one),
     "gemma2": Architecture("gemma2", _GEMMA | {"final_logit_softcapping": 2.0}, _gemma_settings, _norms_plus_one),
     "gemma3": Architecture("gemma3_text", _GEMMA | {"num_hidden_layers": 7}, _gemma_settings, _norms_plus_one),
     "phi3": Architecture(
