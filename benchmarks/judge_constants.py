@@ -1,9 +1,9 @@
 """What each constant of the divergence judge buys: every one doubled, and halved or switched off, and what that changes.
 
-Judged are all recorded ramps (``tests/probes/data``), each three times: as a run of this toolkit, which knows its batches; as a
-log comes, without them; and, those of seed 0, beside the healthy run. So are synthetic curves with a label, of every maker at seeds
-1 and 20260130. A constant buys something where a change of it makes readers reject verdicts or names labelled curves wrong; it
-is worth dropping where nothing gets worse without it. The first row of the result is the judge as it is.
+Judged are all recorded ramps (``tests/probes/data``), each three times: as a run of this toolkit, which knows its batches; as
+a log comes, without them; and, those of seed 0, beside the healthy run. So are synthetic curves with a label, of every maker
+at seeds 1 and 20260130. A constant buys something where a change of it makes readers reject verdicts or names labelled curves
+wrong. The first row of the result is the judge as it is.
 
 The result is written row by row; rows that are there already are not measured again. No seconds are measured.
 
@@ -22,8 +22,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 from probes import control_variates, divergence, divergence_criteria, onset, rise_onset
 from probes.control_variates import without_batches

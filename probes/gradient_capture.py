@@ -182,7 +182,8 @@ def _token_cosine(stream: Tensor, n_sequences: int) -> Tensor:
     total_BD = torch.einsum("btd,bt->bd", x_BTD, torch.where(length_BT != 0, 1 / length_BT, 0))
     n_B = (length_BT != 0).sum(dim=1)  # NaN is not zero
     mean_B = (total_BD.double().square().sum(-1) - n_B) / (n_B * (n_B - 1))
-    return torch.where(n_B > 1, mean_B, 0).sum() / (n_B > 1).sum()
+    mean: Tensor = torch.where(n_B > 1, mean_B, 0).sum() / (n_B > 1).sum()
+    return mean
 
 
 class StreamReader:

@@ -20,7 +20,9 @@ _OF_LOGS = frozenset({"from_log", "run", "column", "ramp", "ramp_steps", "loss_u
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("max-lr")(max_lr)
+    from probes.judgement import DEFINITION
+
+    app.command("max-lr", epilog=f"What is judged. {DEFINITION}")(max_lr)
 
 
 def max_lr(
