@@ -51,8 +51,7 @@ from probes.run_end import RunEnd, StandIns, find_run_end
 __all__ = ["JudgeThresholds", "Landmarks", "RunRecordError", "StreamingJudge", "judge_run", "reference_fault"]
 
 _LOOKS = 100
-_STILL = 0.05  # of the ramp: a rate that lasts longer is constant, and not a ramp that was rounded
-_OPEN_POINTS = 3  # a spike at the very end of the data is told from noise by so many points
+_SPIKE = "a spike open"
 
 
 class RunRecordError(KeelError):
@@ -174,6 +173,8 @@ class StreamingJudge:
         """
         if self.first_step is None:
             self.first_step = min(step, 1)
+        if not self._steps:
+            self._known_of_health = _aligned(self._known_of_health, self.first_step, self.last_step)
         if not self.first_step <= step <= self.last_step:
             side = "beyond" if step > self.last_step else "before"
             raise RunRecordError(
@@ -287,6 +288,18 @@ def reference_fault(landmarks: Landmarks, *, ramp_steps: int, thresholds: JudgeT
     return None if reference is None or not reference.diverged else _fault_words(reference)
 
 
+def _aligned(known: Landmarks, first_step: int, last_step: int) -> Landmarks:
+    """A reference that counts its steps from elsewhere, brought to the run's: from 0 or 1, or where they share no step."""
+    steps = known.reference_steps
+    if steps is None:
+        return known
+    begins = _beginning(steps.astype(int).tolist())
+    apart = steps[-1] < first_step or steps[0] > last_step
+    if begins == first_step or not (apart or {begins, first_step} == {0, 1}):
+        return known
+    return replace(known, reference_steps=steps + (first_step - begins))
+
+
 def _judge_reference(landmarks: Landmarks, ramp_steps: int, thresholds: JudgeThresholds) -> Judgement | None:
     steps, losses = landmarks.reference_steps, landmarks.reference_losses
     if steps is None or losses is None:
@@ -360,13 +373,18 @@ def _spacing(steps: Sequence[int]) -> float:
 
 
 def _extent(steps: Sequence[int], ramp_steps: int | None, first_step: int | None) -> tuple[int, int]:
-    """First step and length of the ramp, as far as they are not given."""
-    first, last, spacing = int(steps[0]), int(steps[-1]), round(_spacing(steps))
-    length = max(1, last - first + spacing) if ramp_steps is None else ramp_steps
-    begins = first if first > spacing or first == 0 else 1
-    if ramp_steps is not None and last <= ramp_steps - (first == 0):
+    """First step and length of the ramp, as far as they are not given: from its first to its last step."""
+    first, last = int(steps[0]), int(steps[-1])
+    begins = _beginning(steps) if first_step is None else first_step
+    if ramp_steps is not None and first_step is None and last <= ramp_steps - (first == 0):
         begins = min(first, 1)
-    return begins if first_step is None else first_step, length
+    return begins, max(1, last - begins + 1) if ramp_steps is None else ramp_steps
+
+
+def _beginning(steps: Sequence[int]) -> int:
+    """Number of a ramp's first step: 1 where the first point is the first of points that lie apart."""
+    first = int(steps[0])
+    return 1 if 1 <= first <= _spacing(steps) else first
 
 
 def _findings(judge: StreamingJudge) -> _Findings:
@@ -401,8 +419,8 @@ def _search(judge: StreamingJudge) -> _Findings:
         elif rise is not None and rise.settled:
             met[Criterion.IRRECOVERABLE_SPIKE] = _of_rise(rise, finite, _rise_words(rise, record))
             certain |= rise.certain
-        elif rise is not None and bad is None and len(record.losses) - rise.recognised >= _OPEN_POINTS:
-            open_end = replace(_of_rise(rise, finite, _open_words(rise, record)), leaves_open="a spike open")
+        elif rise is not None and bad is None:
+            open_end = replace(_of_rise(rise, finite, _open_words(rise, record)), leaves_open=_SPIKE)
         certain |= _add_lags(met, record, finite, rise, thresholds)
         undecidable = _blind_plateau(judge, record, finite, rise) if not met else None
     if end is not None and not end.diverged:
@@ -496,7 +514,7 @@ def _blind_plateau(
         return None
     limit = thresholds.blind_level * record.initial if record.level.min() > 0 else math.inf
     plateau = find_plateau(record, thresholds, limit, math.nan)
-    if plateau is None or record.initial - plateau.level < 0.1 * abs(record.initial):
+    if plateau is None:
         return None
     reason = (
         f"the loss stands still at {plateau.level:.4g} from step {record.steps[plateau.index]:.0f} on; cannot judge whether "
@@ -662,13 +680,17 @@ def _onset(judge: StreamingJudge, trouble: _Trouble | None) -> _Onset:
     rates, steps = judge._rates, judge._steps
     if trouble is None:
         return _Onset(step=None, interval=None, max_lr=max(rates), max_lr_interval=None, upper_bound=False)
-    still = _stands_still(judge, trouble.index)
+    still = _stands_still(rates, trouble.index)
     ends = (trouble.earliest, trouble.latest)
+    low, high = (_rate_before(judge, end) for end in ends)
+    if still:
+        high = max(rates[: trouble.index + 1])
+        low = min(low, max((rate for rate in rates[: trouble.index] if rate < high), default=0.0))
     return _Onset(
         step=steps[trouble.index],
         interval=(steps[ends[0]], steps[ends[1]]),
-        max_lr=max(rates[: trouble.index + 1]) if still else _rate_before(judge, trouble.index),
-        max_lr_interval=None if still else (_rate_before(judge, ends[0]), _rate_before(judge, ends[1])),
+        max_lr=high if still else _rate_before(judge, trouble.index),
+        max_lr_interval=(low, high),
         upper_bound=still,
     )
 
@@ -679,18 +701,11 @@ def _rate_before(judge: StreamingJudge, index: int) -> float:
     return max((rate for rate, loss, norm in rows if math.isfinite(loss) or math.isfinite(norm)), default=0.0)
 
 
-def _stands_still(judge: StreamingJudge, index: int) -> bool:
-    """Whether the rate does not rise about a point: the run broke at that very rate, which is then no rate that it tolerates.
-
-    A few points of one rate are a ramp that was rounded. A rate that falls has been at its highest before.
-    """
-    rates = np.array(judge._rates)
-    if rates[index] < rates[:index].max(initial=0.0):
-        return True
-    same = np.flatnonzero(rates != rates[index])
-    first, last = int(same[same < index].max(initial=-1)) + 1, int(same[same > index].min(initial=len(rates))) - 1
-    length = judge._steps[last] - judge._steps[first] + _spacing(judge._steps)
-    return last > first and (last - first + 1 == len(rates) or length > _STILL * judge.ramp_steps)
+def _stands_still(rates: Sequence[float], index: int) -> bool:
+    """Whether the rate does not rise to a point: the run broke at that very rate, which is then no rate that it tolerates."""
+    if index:
+        return rates[index] <= max(rates[:index])
+    return len(rates) > 1 and rates[1] == rates[0]
 
 
 def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion) -> CriterionResult:
@@ -700,6 +715,12 @@ def _criterion(judge: StreamingJudge, findings: _Findings, criterion: Criterion)
     if trouble is None and (doubt := _cannot_judge(judge, criterion)) is not None:
         status, reason = Status.CANNOT_JUDGE, doubt
     onset = _onset(judge, trouble)
+    if trouble is None and findings.open_end is not None:
+        seen = _rate_before(judge, findings.open_end.index)
+        onset = replace(onset, max_lr=seen)
+        reason = reason if status is Status.CANNOT_JUDGE else f"not met up to learning rate {seen:.4g}"
+        if criterion is Criterion.NON_FINITE and findings.open_end.leaves_open != _SPIKE:
+            status, reason = Status.CANNOT_JUDGE, findings.open_end.reason
     return CriterionResult(
         criterion=criterion,
         status=status,

@@ -182,17 +182,20 @@ class Judgement:
         if self.outcome is Outcome.HEALTHY:
             return f": no divergence up to the end of the ramp (step {self.last_step})"
         if self.outcome is Outcome.INCOMPLETE:
-            open_end = "" if self.open_end is None else f", with {self.open_end} from step {self.onset_step}"
-            return f": no divergence, but the data end at step {self.last_step}{self._place(self.last_step)}{open_end}"
+            if self.open_end is not None:
+                return (
+                    f": {self.open_end} from step {self.onset_step} to {self.last_step}, the last{self.place(self.last_step)}"
+                )
+            return f": no divergence, but the data end at step {self.last_step}{self.place(self.last_step)}"
         if self.onset_step is None:
             return ""
         steps = f" from step {self.onset_step}"
         if self._wide and self.onset_interval is not None:
             steps += f" (between {self.onset_interval[0]} and {self.onset_interval[1]})"
-        return steps + self._place(self.onset_step)
+        return steps + self.place(self.onset_step)
 
-    def _place(self, step: int) -> str:
-        """A step by its place on the ramp."""
+    def place(self, step: int) -> str:
+        """The place of a step on the ramp, in words that follow its number."""
         number = "" if self.first_step == 1 else f", number {step - self.first_step + 1}"
         return f"{number} of {self.ramp_steps}"
 
@@ -201,7 +204,7 @@ class Judgement:
         """Whether the two ends of the interval are further apart than the rates of neighbouring points."""
         if self.max_lr_interval is None or not self.diverged:
             return False
-        return self.max_lr_interval[1] - self.max_lr_interval[0] > 1.5 * self.resolution
+        return self.upper_bound or self.max_lr_interval[1] - self.max_lr_interval[0] > 1.5 * self.resolution
 
     def _max_lr_words(self) -> str:
         bound = "< " if self.upper_bound else ">= " if self.lower_bound else ""

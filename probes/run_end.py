@@ -19,7 +19,8 @@ __all__ = ["RunEnd", "StandIns", "find_run_end"]
 
 _NEAR_ZERO = 0.1  # of the first loss: from there a loss may get to zero
 _RECENT = 20  # distances between known losses that tell the usual one
-_BAD, _GOOD = 2, -1  # a third of the last rows, from the row on where that is clearest
+_BAD, _GOOD = 9, -1  # a tenth of the last rows, from the row on where that is clearest
+_LONG = 0.05  # of the rows: a stretch without a loss after which a few losses say little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def find_run_end(
         patience: so many rows whose gradients alone are not finite are a divergence.
 
     Returns:
-        Rows from the first after the last sound one; or from where on a third of the rows, and as many as the patience, are not
+        Rows from the first after the last sound one; or from where on a tenth of the rows, and as many as the patience, are not
         finite. A row is sound with a finite loss, or with a finite gradient norm where it has no loss, unless the other of the
         two is not finite.
 
@@ -128,7 +129,10 @@ def find_run_end(
     failing = _failing_end(rows, patience)
     if failing is not None and (not len(shown) or failing.index < start):
         return failing
-    return _lasting_end(rows, start, start + int(shown[0]), never_finite, patience) if len(shown) else _unknown_end(known)
+    if len(shown):
+        return _lasting_end(rows, start, start + int(shown[0]), never_finite, patience)
+    ends = (_unknown_end(known, patience), _failing_gradients(rows, patience))
+    return min((end for end in ends if end is not None), key=lambda end: end.index, default=None)
 
 
 def _lasting_end(rows: _Rows, start: int, index: int, never_finite: bool, patience: int) -> RunEnd:
@@ -153,7 +157,7 @@ def _failing_end(rows: _Rows, patience: int) -> RunEnd | None:
     told = np.flatnonzero(rows.known | rows.logged_norm)
     bad = (rows.bad_loss | (rows.bad_norm & ~rows.known))[told]
     scores = np.cumsum(np.where(bad, _BAD, _GOOD)[::-1])[::-1]
-    if not len(told) or scores.max() <= 0:
+    if not bad[-_BAD:].any() or scores.max() <= 0:
         return None
     first = int(np.argmax(scores))
     n_bad = int(bad[first:].sum())
@@ -164,11 +168,33 @@ def _failing_end(rows: _Rows, patience: int) -> RunEnd | None:
     return RunEnd(earliest=start, index=start, diverged=True, what="not finite", reason=reason)
 
 
-def _unknown_end(known: NDArray[np.bool_]) -> RunEnd | None:
-    """Losses that are missing at the end, more of them than usual between two known ones of late."""
-    start = _after_last(known)
-    missing = len(known) - start
-    gaps = np.diff(np.flatnonzero(known))[-_RECENT:]
+def _failing_gradients(rows: _Rows, patience: int) -> RunEnd | None:
+    """Gradient norms that are not finite again and again, to the end, beside losses that are."""
+    bad = rows.bad_norm
+    scores = np.cumsum(np.where(bad, _BAD, _GOOD)[::-1])[::-1]
+    start = int(np.argmax(scores))
+    n_bad = int(bad[start:].sum())
+    if not bad[-_BAD:].any() or n_bad < patience:
+        return None
+    reason = f"{n_bad} of {len(bad) - start} gradient norms are not finite: that does not tell a sound run"
+    return RunEnd(earliest=start, index=start, diverged=False, what="gradient norms not finite", reason=reason)
+
+
+def _unknown_end(known: NDArray[np.bool_], patience: int) -> RunEnd | None:
+    """Losses that are missing at the end, more of them than usual between two known ones of late.
+
+    A few known ones after a long stretch without do not make the end known.
+    """
+    told = np.flatnonzero(known)
+    if len(told) > patience:
+        gaps = np.diff(np.append(told, len(known)))
+        recent = gaps[-patience:]
+        longest = int(np.argmax(recent))
+        if recent[longest] > max(_LONG * len(known), 3 * float(np.median(gaps))):
+            told = told[: len(told) - len(recent) + longest + 1]
+    start = int(told[-1]) + 1 if len(told) else 0
+    missing = int((~known[start:]).sum())
+    gaps = np.diff(told)[-_RECENT:]
     if missing < (float(np.median(gaps)) if len(gaps) else 1.0):
         return None
     reason = f"the last {missing} losses are not known or a zero in their place, as loggers write for not a number"

@@ -1,5 +1,4 @@
 import math
-import time
 from dataclasses import replace
 from functools import cache
 
@@ -155,7 +154,8 @@ class TestSpikesPlateausAndLags:
     def test_spike_that_comes_back_is_healthy(self, n_steps, noise):
         losses = np.full(n_steps, 3.0) + self.noise_of(noise, n_steps)
         losses[49:59] = np.linspace(9, 3.1, 10)
-        assert ramp(losses).outcome is Outcome.HEALTHY
+        assert ramp(losses, landmarks=Landmarks(initial_loss=8.0)).outcome is Outcome.HEALTHY
+        assert not ramp(losses).diverged
 
     def test_spike_that_stays_is_irrecoverable(self, n_steps, noise):
         losses = np.full(n_steps, 3.0) + self.noise_of(noise, n_steps)
@@ -342,7 +342,7 @@ def test_recovering_loss_is_not_certain():
     """A rise on its way back at a pace that will do is not cut off, and comes out healthy."""
     losses = np.full(1000, 3.0)
     losses[100:500] = np.linspace(8.0, 3.0, 400)
-    assert ramp(losses).outcome is Outcome.HEALTHY
+    assert ramp(losses, landmarks=Landmarks(initial_loss=8.0)).outcome is Outcome.HEALTHY
 
 
 COMPLETE = {
@@ -445,12 +445,13 @@ def test_landmarks_are_checked(options, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
-def test_five_thousand_steps_take_less_than_a_second(maker):
-    curve = make_curves(replace(TUNED_ON, ramps=(5000,)), 1, seed=6)[MAKERS.index(maker)]
-    start = time.process_time()
-    judge_curve(curve, to_end=True)
-    assert time.process_time() - start < 1.0
+@pytest.mark.parametrize("n_steps", [200, 1000, 5000])
+def test_the_judge_looks_a_hundred_times_however_long_the_ramp(monkeypatch, n_steps):
+    looks = []
+    look = StreamingJudge._look
+    monkeypatch.setattr(StreamingJudge, "_look", lambda judge, step: (looks.append(step), look(judge, step)))
+    ramp(6 - 3 * np.arange(n_steps) / n_steps, to_end=True)
+    assert len(looks) <= 101
 
 
 @pytest.mark.parametrize(("unigram", "bigram", "known"), [(3.2, 2.4, True), (3.2, 3.19, False), (0.0, 0.0, False)])

@@ -228,3 +228,36 @@ def test_the_same_answer_while_the_run_goes_on(start):
     for row in zip(STEPS.tolist(), RATES.tolist(), from_index(LOSSES, start, 0.0), norms, strict=True):
         judge.feed(*row)
     assert judge.judgement() == judged(from_index(LOSSES, start, 0.0), norms)
+
+
+@pytest.mark.parametrize("n_points", [1, 2, 3])
+def test_a_loss_that_explodes_in_the_last_points_is_open(n_points):
+    losses = LOSSES.copy()
+    losses[-n_points:] = [12.0, 14.0, 15.0][:n_points]
+    answer = judged(losses)
+    assert answer.outcome is Outcome.INCOMPLETE
+    assert answer.onset_step == N - n_points + 1
+    assert "a spike open from step" in answer.verdict()
+
+
+@pytest.mark.parametrize("level", [10.8, 3.0])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_a_run_that_never_learns_is_not_healthy(level, noise):
+    losses = level + noise * np.random.default_rng(0).standard_normal(N)
+    assert judged(losses).outcome is Outcome.CANNOT_JUDGE
+    fallen = np.maximum(losses, losses + 0.8 * (1 - STEPS / 30))
+    assert judged(fallen).outcome is Outcome.CANNOT_JUDGE
+
+
+@pytest.mark.parametrize("known_again", [1, 3])
+def test_a_few_known_losses_after_a_long_stretch_without_do_not_make_the_end_known(known_again):
+    losses = [*LOSSES[:300], *[None] * (300 - known_again), *LOSSES[-known_again:]]
+    answer = judged(losses)
+    assert (answer.outcome, answer.onset_step) == (Outcome.INCOMPLETE, 301)
+
+
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_what_fails_again_and_again_to_the_end_is_not_healthy(every):
+    bad = (STEPS >= 300) & (STEPS % every == 0)
+    assert judged(np.where(bad, np.nan, LOSSES)).outcome is Outcome.NON_FINITE
+    assert judged(LOSSES, np.where(bad, np.nan, 1.0).tolist()).outcome is Outcome.INCOMPLETE

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from probes.divergence import Landmarks, RunRecordError, StreamingJudge, judge_run
-from probes.judgement import Outcome
+from probes.judgement import Criterion, Outcome, Status
 from tests.probes._real_curves import real_curves
 
 N, PEAK = 600, 0.05
@@ -51,7 +51,8 @@ def test_the_numbering_of_steps_changes_nothing(losses, number):
     same(plain, numbered)
     assert plain.onset_step is None or numbered.onset_step == number(np.array(plain.onset_step))
     assert plain.ramp_steps == N
-    assert numbered.ramp_steps == N * (number(STEPS)[1] - number(STEPS)[0])
+    spacing = number(STEPS)[1] - number(STEPS)[0]
+    assert N * spacing - spacing < numbered.ramp_steps <= N * spacing
 
 
 @pytest.mark.parametrize("curve", real_curves()[::5], ids=lambda curve: curve.name)
@@ -187,7 +188,7 @@ def test_a_constant_rate_at_which_a_run_broke_is_an_upper_bound(start):
     assert answer.upper_bound
     assert answer.max_lr == 0.01
     assert "Max LR < 0.01 " in answer.verdict()
-    assert answer.max_lr_interval is None
+    assert answer.max_lr_interval == (0.0, 0.01)
 
 
 def test_a_constant_rate_that_is_borne_is_a_lower_bound():
@@ -202,11 +203,48 @@ def test_the_rate_of_a_plateau_on_which_a_run_broke_is_an_upper_bound():
 
 
 @pytest.mark.parametrize("digits", [3, 4])
-def test_a_ramp_that_was_rounded_is_a_ramp(digits):
+def test_a_ramp_that_was_rounded_is_told_to_its_last_digit(digits):
     answer = judge_run(STEPS, np.round(RATES, digits), COURSES["spike"])
-    assert not answer.upper_bound
-    assert answer.max_lr == pytest.approx(RATES[298], abs=10.0**-digits)
-    assert answer.resolution == pytest.approx(max(10.0**-digits, PEAK / N), rel=0.3)
+    low, high = answer.max_lr_interval
+    assert low - 1e-12 <= RATES[298] + 10.0**-digits
+    assert high >= RATES[298] - 10.0**-digits
+    assert high - low <= 1.001 * 10.0**-digits
+
+
+@pytest.mark.parametrize("length", [20, 50, 100])
+@pytest.mark.parametrize("to_end", [False, True])
+@pytest.mark.parametrize("broken", [np.nan, 9.0])
+def test_a_staircase_of_rates_is_told_by_the_stair_that_held_and_the_one_that_did_not(length, to_end, broken):
+    rates = 0.005 * (1 + (STEPS - 1) // length)
+    at = 3 * length + length // 2
+    answer = judge_run(STEPS, rates, np.where(at <= STEPS, broken, course()), to_end=to_end)
+    assert answer.onset_step == at
+    assert answer.upper_bound
+    assert answer.max_lr_interval == pytest.approx((0.015, 0.02))
+    assert "Max LR < 0.02 (0.015 to 0.02;" in answer.verdict()
+
+
+@pytest.mark.parametrize("steps", [[1, *range(10, 601, 10)], [*range(1, 301), *range(310, 601, 10)]], ids=["first", "later"])
+def test_points_that_lie_unevenly_do_not_lengthen_the_ramp(steps):
+    chosen = np.array(steps)
+    assert judge_run(chosen, RATES[chosen - 1], course()[chosen - 1]).ramp_steps == N
+
+
+@pytest.mark.parametrize("shift", [-1, 10_000])
+def test_a_reference_may_count_its_steps_from_elsewhere(shift):
+    slow, healthy = course() + 1.5 * (1 - np.exp(-STEPS / 60)), course(1)
+    answers = [
+        judge_run(STEPS, RATES, slow, landmarks=Landmarks(reference_steps=numbers.astype(float), reference_losses=healthy))
+        for numbers in (STEPS, STEPS + shift)
+    ]
+    assert answers[0].outcome is Outcome.DEGRADATION
+    same(*answers)
+
+
+def test_criteria_that_are_not_met_are_so_up_to_what_is_known():
+    answer = judge_run(STEPS, RATES, [*course()[:300], *[None] * 300])
+    assert {result.max_lr for result in answer.criteria} == {RATES[299]}
+    assert answer.criterion(Criterion.NON_FINITE).status is Status.CANNOT_JUDGE
 
 
 @pytest.mark.parametrize("peak", [100, 200, 290])
