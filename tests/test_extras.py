@@ -43,3 +43,10 @@ def test_training_and_reading_logs_import_no_optional_package() -> None:
     code = f"import sys, {modules}; print([name for name in {PACKAGES} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"
+
+
+def test_every_package_of_the_tree_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    tops = ("keel_theory", "probes", "figures")
+    found = {str(path.parent.relative_to(ROOT)).replace("/", ".") for top in tops for path in (ROOT / top).rglob("__init__.py")}
+    assert set(listed) == found

@@ -291,7 +291,7 @@ def judgement_page(judgement: Judgement, notes: tuple[str, ...] = (), *, wide: b
         judgement.verdict(),
         *(f"  {reason}" for reason in judgement.reasons),
         *(f"  {note}" for note in notes),
-        f"  best loss {best}; judged up to step {judgement.last_step} of {judgement.ramp_steps}{seen}",
+        f"  best loss {best}; judged up to step {judgement.last_step}{judgement.place(judgement.last_step)}{seen}",
         "",
         _tables.render(["criterion", "status", "onset_step", "max_lr"], _criterion_rows(judgement), wide=wide),
     ]
@@ -304,7 +304,7 @@ def _criterion_rows(judgement: Judgement) -> list[dict[str, Any]]:
             "criterion": result.criterion.value.replace("_", " "),
             "status": result.status.value.replace("_", " "),
             "onset_step": "" if result.onset_step is None else result.onset_step,
-            "max_lr": f"{'>= ' if result.lower_bound else ''}{result.max_lr:.4g}",
+            "max_lr": f"{'< ' if result.upper_bound else '>= ' if result.lower_bound else ''}{result.max_lr:.4g}",
         }
         for result in judgement.criteria
     ]
