@@ -63,6 +63,8 @@ _SAME_AS = {
 _OFF = ("", "none", "null", "default", "standard", "off", "no", "false")
 _ON = ("true", "yes", "on", "1")
 _SMALL = frozenset(("eps", "epsilon"))
+# Fields of which "no" is the request: the norms go behind the branches, or attention looks ahead.
+_NO_ASKS = frozenset(("pre_norm", "prenorm", "norm_first", "pre_layernorm", "do_layer_norm_before", "causal", "is_causal"))
 _FACTORS = ("scal", "multipl", "factor", "gain", "alpha", "beta", "gamma", "lambda", "tau", "temperature")
 _COUNTS = frozenset(("num", "n", "size", "mod", "freq", "frequency", "interval", "degree", "count", "groups"))
 
@@ -81,9 +83,12 @@ def check_config_fields(path: Path, settings: Mapping[str, Any]) -> tuple[str, .
         UnsupportedModelError: naming the field.
     """
     family = settings["model_type"]
-    loud = [name for name in _unknown(settings) if not _is_harmless(name, settings[name]) and not _is_stated(name, settings)]
-    for name in loud:
-        if _asks_for_more(name, settings[name]):
+    unknown = _unknown(settings)
+    turned_off = [name for name in unknown if name in _NO_ASKS and settings[name] is False]
+    _check_partial_rotation(path, settings)
+    loud = [name for name in unknown if not _is_harmless(name, settings[name]) and not _is_stated(name, settings)]
+    for name in turned_off + loud:
+        if name in turned_off or _asks_for_more(name, settings[name]):
             raise UnsupportedModelError(
                 f"{path} has \"{name}\": {_short(settings[name])}, which the family '{family}' does not compute: its blocks "
                 "would be measured without it. Take the field out (or set it to null) if the weights are those of a plain "
@@ -93,6 +98,20 @@ def check_config_fields(path: Path, settings: Mapping[str, Any]) -> tuple[str, .
         return ()
     more = f" and {len(loud) - 4} more" if len(loud) > 4 else ""
     return (f"config.json has fields that the family '{family}' does not use: {', '.join(loud[:4])}{more}",)
+
+
+def _check_partial_rotation(path: Path, settings: Mapping[str, Any]) -> None:
+    """Families that rotate a part of each head say which in their defaults; others read over the field."""
+    name, rope = "partial_rotary_factor", settings.get("rope_parameters") or settings.get("rope_scaling")
+    factor = settings.get(name, rope.get(name) if isinstance(rope, dict) else None)
+    if factor is None or factor == 1:
+        return
+    family = settings["model_type"]
+    if name not in json.dumps(_defaults(family), default=str):
+        raise UnsupportedModelError(
+            f"{path} has \"{name}\": {_short(factor)}, and the family '{family}' rotates whole heads: its positions would be "
+            "other ones. Take the field out if the weights were trained without it"
+        )
 
 
 def _unknown(settings: Mapping[str, Any]) -> list[str]:
@@ -109,12 +128,15 @@ def _declared(config_class: Any) -> set[str]:
 @cache
 def _written(family: str) -> frozenset[str]:
     """What the family itself writes into config.json, beside what its class declares."""
-    config_class = _config_class(family)
+    return frozenset(_defaults(family)) | _declared(_config_class(family))
+
+
+@cache
+def _defaults(family: str) -> Mapping[str, Any]:
     try:
-        written = config_class().to_dict()
+        return dict(_config_class(family)().to_dict())
     except Exception:  # a class that needs an argument, in its own way
-        written = {}
-    return frozenset(written) | _declared(config_class)
+        return {}
 
 
 def _short(value: object) -> str:

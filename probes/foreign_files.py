@@ -30,6 +30,7 @@ _CONTENT: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"Entry not found|Invalid username|Access to model"), "is an answer of a server: fetch it again"),
 )
 """How a file begins, and what that says."""
+_SAFETENSORS = re.compile(rb".{5}\x00{3}\{", re.DOTALL)  # the length of a header, and its first bracket
 _MAGIC = {".gguf": re.compile(rb"GGUF")}
 _FORMATS = {
     "*.h5": "Keras (HDF5)",
@@ -84,6 +85,8 @@ def check_content(path: Path) -> None:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if not head:
         raise CheckpointError(f"{path} is empty: fetch it again")
+    if _SAFETENSORS.match(head):
+        return
     for begins, what in _CONTENT:
         if begins.match(head):
             raise CheckpointError(f"{path} {what}")

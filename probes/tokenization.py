@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from probes.errors import CheckpointError, TextError
+from probes.gguf_splits import apply_stated_split
 from probes.weight_files import read_json
 
 __all__ = [
@@ -170,7 +171,8 @@ def _processor(path: Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if _TIKTOKEN_LINE.match(stored):
         raise CheckpointError(
-            f"{path} is a tiktoken file, which states neither how a text is split nor which tokens are special"
+            f"{path} is a tiktoken file, which states neither how a text is split nor which tokens are special; convert it "
+            "to a tokenizer.json once (AutoTokenizer of its family, save_pretrained) and name that"
         )
     if find_spec("sentencepiece") is None:
         raise CheckpointError(f"{path} is a sentencepiece model; {_SENTENCEPIECE_NEEDED}")
@@ -354,7 +356,10 @@ def _of_transformers(folder: Path | None, vocab_size: int, source: str, **files:
         else:  # a file that says all of itself, and a folder of a bare tokenizer.json, need no family
             reader: Any = fast if files or not (folder / "config.json").is_file() else AutoTokenizer
             backend = reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **files)
+        noticed = apply_stated_split(Path(source), backend) if "gguf_file" in files else ()
         tokenizer = FastTokenizer(backend, source, vocab_size)
+    except CheckpointError:
+        raise
     except Exception as error:  # the libraries raise anything here, from KeyError to their own
         if _NO_BACKEND in str(error):
             raise _NoVocabularyError(f"{source} has no file with a vocabulary that its family's tokenizer knows") from error
@@ -362,7 +367,8 @@ def _of_transformers(folder: Path | None, vocab_size: int, source: str, **files:
     if set(range(len(backend))) <= set(backend.all_special_ids):
         raise _NoVocabularyError(f"{source} has no file with a vocabulary that its family's tokenizer knows")
     n_plain = int(backend.vocab_size)  # without added special tokens, which no text asks for
-    return tokenizer, ((f"the tokenizer has {n_plain} tokens, the model {vocab_size}",) if n_plain > vocab_size else ())
+    larger = (f"the tokenizer has {n_plain} tokens, the model {vocab_size}",) if n_plain > vocab_size else ()
+    return tokenizer, noticed + larger
 
 
 def _first_line(error: Exception) -> str:

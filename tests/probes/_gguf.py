@@ -287,6 +287,7 @@ def add_vocabulary(writer: gguf.GGUFWriter) -> None:
     """Single letters, as a byte-level vocabulary writes them, and one merge."""
     letters = [*(chr(code) for code in range(33, 31 + VOCAB)), "<|endoftext|>", "AB"]
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(letters)
     writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
     writer.add_token_merges(["A B"])
@@ -311,6 +312,8 @@ def gguf_model(arch: str, **changes: object) -> nn.Module:
     if architecture.family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": 10_000.0}
         settings["rope_parameters"] = {"full_attention": settings["rope_parameters"], "sliding_attention": local}
+    if architecture.family == "gpt2":
+        del settings["rope_parameters"]
     config_class = transformers.CONFIG_MAPPING[architecture.family]
     config = config_class(**settings | dict(architecture.tiny) | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -17,6 +17,7 @@ from probes.foreign_files import unwrapped_names
 from probes.model import Transformer
 from probes.saving import save_model
 from probes.streaming.model import open_streamed
+from probes.weight_files import read_safetensors_header
 from tests._cli import run_keel
 from tests.probes._gguf import gguf_model, write_gguf
 from tests.probes._tiny import tiny_ids, tiny_model
@@ -297,6 +298,35 @@ def test_a_field_that_asks_for_another_computation_is_refused(folder, read, fiel
         read(folder)
 
 
+@by_opener
+@pytest.mark.parametrize("field", ["pre_norm", "prenorm", "norm_first", "pre_layernorm", "causal"])
+def test_a_no_that_asks_for_another_computation_is_refused(folder, read, field):
+    with_fields(folder, {field: False})
+    with pytest.raises(UnsupportedModelError, match=rf'config\.json has "{field}": false, which the family'):
+        read(folder)
+
+
+@by_opener
+@pytest.mark.parametrize("inside", [False, True])
+def test_partial_rotation_of_a_family_that_rotates_whole_heads_is_refused(folder, read, inside):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with_fields(folder, {"rope_parameters": rope} if inside else {"partial_rotary_factor": 0.5})
+    with pytest.raises(
+        UnsupportedModelError, match=r'"partial_rotary_factor": 0\.5, and the family .llama. rotates whole heads'
+    ):
+        read(folder)
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(2)}, path)
+    content = path.read_bytes()
+    old = int.from_bytes(content[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + content[8 : 8 + old].ljust(length) + content[8 + old :])
+    assert list(read_safetensors_header(path)) == ["a"]
+
+
 @pytest.mark.parametrize("value", NEUTRAL, ids=repr)
 def test_neutral_values_pass(folder, value):
     with_fields(folder, dict.fromkeys(ASKED, value))
@@ -452,7 +482,8 @@ def test_a_norm_or_scale_that_the_family_has_no_place_for_is_refused(folder, rea
 def test_other_leftovers_are_remarked_on_or_known(folder, read, name):
     tensors = load_file(folder / "model.safetensors") | {name: torch.ones(16)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    read(folder)
+    warnings = getattr(opened := read(folder), "checkpoint", opened).warnings
+    assert all(len(warning.splitlines()) == 1 and warning.isprintable() for warning in warnings)
 
 
 def test_values_are_those_without_the_wrapper(tmp_path):
