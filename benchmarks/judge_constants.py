@@ -171,7 +171,8 @@ def changed(change: Change | None) -> Iterator[JudgeThresholds]:
         yield JudgeThresholds()
         return
     if change.module == "JudgeThresholds":
-        yield replace(JudgeThresholds(), **{change.name: change.tried})
+        tried: dict[str, Any] = {change.name: change.tried}
+        yield replace(JudgeThresholds(), **tried)
         return
     module = importlib.import_module(change.module)
     kept = getattr(module, change.name)

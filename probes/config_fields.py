@@ -159,7 +159,7 @@ def _for_generation() -> frozenset[str]:
     """Settings of text generation, which older versions wrote into config.json."""
     from transformers import GenerationConfig
 
-    return frozenset(GenerationConfig().to_dict())
+    return frozenset(GenerationConfig().to_dict())  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
 
 @cache
