@@ -46,11 +46,43 @@ def test_a_run_that_ends_in_not_a_number_after_its_ramp_is_refused(tmp_path, tol
     table = [{"step": k, "loss": 5.0, "lr": rate, "grad_norm": 1.0} for k, rate in enumerate(rates, start=1)]
     table = [row | (told if row["step"] >= bad_from else {}) for row in table]
     with pytest.raises(
-        LossLogError, match=r"ends in losses or gradient norms that are unknown or not finite, after its .* at step 15"
+        LossLogError, match=r"goes on in losses or gradient norms that are unknown or not finite, after its .* at step 15"
     ):
         read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp()
-    table[-1] |= {"loss": 5.0, "grad_norm": 1.0}
-    assert len(read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp().steps) == 15
+
+
+BEHIND = {
+    "zeros": (lambda k: {"loss": 0.0}, "not above 0"),
+    "not a number until the last": (lambda k: {"loss": "nan"} if k < 100 else {}, "unknown or not finite"),
+    "gradient norms of infinity until the last": (lambda k: {"grad_norm": "inf"} if k < 100 else {}, "unknown or not finite"),
+    "unknown until near the end": (lambda k: {"loss": ""} if k < 98 else {}, "unknown or not finite"),
+    "far above": (lambda k: {"loss": 14.0}, "goes from a loss of 3 to 14 nats"),
+    "far above in the end": (lambda k: {"loss": 4.0} if k > 88 else {}, "goes from a loss of 3 to 4 nats"),
+}
+
+
+def rise_and_decay(change=lambda k: {}, every=1):
+    rates = [*range(1, 61), *range(59, 19, -1)]
+    table = [
+        {"step": k, "loss": 3.0 + 3 * max(0, 40 - k) / 40 + 0.01 * (-1) ** k, "lr": 1e-3 * rate, "grad_norm": 1.0}
+        | (change(k) if k > 60 else {})
+        for k, rate in enumerate(rates, start=1)
+    ]
+    return [row | ({"loss": ""} if row["step"] % every else {}) for row in table]
+
+
+@pytest.mark.parametrize(("change", "message"), BEHIND.values(), ids=list(BEHIND))
+def test_what_is_lost_behind_its_ramp_is_refused(tmp_path, change, message):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", rise_and_decay(change)))
+    with pytest.raises(LossLogError, match=f"{message}.*after its highest learning rate at step 60"):
+        log.ramp()
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("odd", [{}, {"loss": "nan"}, {"loss": 9.0}, {"loss": ""}])
+def test_a_single_odd_step_behind_a_ramp_is_no_reason(tmp_path, odd, every):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", rise_and_decay(lambda k: odd if k == 70 else {}, every)))
+    assert log.ramp().steps[-1] == 60
 
 
 RAMPS = {
