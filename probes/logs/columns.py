@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from probes.logs.runs import RunChoice
-from probes.logs.table import LossLogError, Row, is_known, listing, words
+from probes.logs.table import LossLogError, Row, is_known, listing, number_in, words
 
 __all__ = ["OF_BATCH", "QUANTITIES", "Columns", "find_columns", "given_columns", "is_other_column", "is_share_column"]
 
@@ -39,6 +39,8 @@ _NOT_ITS_OWN = {  # words before a name under which it is not the run's own
 }
 _LOG_CALLS = len(_NAMES["step"])  # rank of wandb's _step and Step
 _SURE_STEPS = 5  # so many of the first names are steps of the optimizer, whatever stands before them
+_NORM = re.compile(r"(?:l?2|l2_?)?norms?")
+_GRADIENT_NORM = re.compile(r"g(?:rads?|radients?)?norms?")
 _RUN_BEFORE = re.compile(r"\s-\s|:\s")  # between a run's name and a metric
 
 
@@ -50,11 +52,13 @@ class Columns:
         names: by quantity, those that were found; of the losses of a batch both or none.
         label: what the loss's name begins with.
         of_several_runs: whether other runs have columns of their own in the same rows.
+        norms: further columns of gradient norms, as of parts of a model.
     """
 
     names: Mapping[str, str]
     label: str
     of_several_runs: bool = False
+    norms: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +148,13 @@ def find_columns(
         if rate is None and need_rates:
             raise _missing("lr", source, columns)
         names |= {} if rate is None else {"lr": rate}
-    if "grad_norm" not in names:
-        names |= _gradient_column(found["grad_norm"], label, notes)
+    norms = () if "grad_norm" in names else _gradient_columns(rows, columns, found["grad_norm"], label, several)
+    if norms:
+        names["grad_norm"] = norms[0]
+        _note_norms(norms, notes)
     if "step" not in names:
         names |= _step_column(found["step"], label, rows, names, notes)
-    return Columns(names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several)
+    return Columns(names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several, norms=norms[1:])
 
 
 def _candidates(quantity: str, columns: Iterable[str]) -> list[_Candidate]:
@@ -207,13 +213,38 @@ def _rate_column(rates: Sequence[_Candidate], label: str, source: str, notes: li
     return own[0].name
 
 
-def _gradient_column(norms: Sequence[_Candidate], label: str, notes: list[str]) -> dict[str, str]:
-    own = [each for each in norms if each.label == label] or [each for each in norms if not each.label] or list(norms)
-    if len({each.label for each in own}) > 1:
-        told = listing(each.name for each in own)
-        notes.append(f"no gradient norms are read, for several columns could hold them: {told} (--column grad_norm=NAME)")
-        return {}
-    return {"grad_norm": own[0].name} if own else {}
+def _gradient_columns(
+    rows: Sequence[Row], columns: Sequence[str], found: Sequence[_Candidate], label: str, several: bool
+) -> tuple[str, ...]:
+    """Columns of numbers that are named as norms of gradients are, those of a known name first."""
+    named = [each.name for each in found]
+    named += [name for name in columns if name not in named and _is_norm(name)]
+    named = [name for name in named if not is_other_column(name) and _holds_numbers(rows, name)]
+    own = [name for name in named if label and name.startswith(label)]
+    without = {each.name for each in found if not each.label}
+    return tuple(own or [name for name in named if name in without or not several])
+
+
+def _is_norm(name: str) -> bool:
+    parts = words(name)
+    norm = any(_NORM.fullmatch(part) for part in parts)
+    return (
+        any(_GRADIENT_NORM.fullmatch(part) for part in parts)
+        or (norm and any(part.startswith("grad") for part in parts))
+        or (parts[-1:] == ["norm"] and set(parts[:-1]) <= {"train", "training", "total", "global"})
+    )
+
+
+def _holds_numbers(rows: Sequence[Row], name: str) -> bool:
+    try:
+        return any([number_in(row.get(name), "") is not None for row in rows])
+    except LossLogError:
+        return False
+
+
+def _note_norms(norms: Sequence[str], notes: list[str]) -> None:
+    if len(norms) > 1:
+        notes.append(f"gradient norms are those of {listing(norms)}: not finite where one of them is not")
 
 
 def _step_column(

@@ -49,6 +49,10 @@ def read_points(rows: Sequence[Row], columns: Columns, source: str, notes: list[
         step = numbers.pop("step", None)
         values = {key: value for key, value in numbers.items() if value is not None}
         _check_rate(values, where)
+        norms = (number_in(row.get(name), f"{where}, column '{name}'") for name in columns.norms)
+        broken = next((norm for norm in norms if norm is not None and not math.isfinite(norm)), None)
+        if broken is not None:
+            values["grad_norm"] = broken
         if values.keys().isdisjoint(("loss", "lr", "grad_norm")) and not _is_of_training(row, columns):
             continue
         if "step" not in columns.names:

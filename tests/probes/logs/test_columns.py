@@ -103,11 +103,33 @@ def test_rates_of_parameter_groups_are_those_of_the_first_and_said(tmp_path):
     assert "the learning rate is that of 'lr-AdamW/pg1', the first of 2 columns" in log.notes
 
 
-def test_several_gradient_norms_are_none_and_that_is_said(tmp_path):
+NORMS = ["gnorm", "norm", "grads/norm", "gradient_norm/total", "train/gradient_norm_total", "grad_norm_before_clip"]
+NORMS += ["grad_norm_avg", "grad_l2_norm", "train/grad_norm/all", "Grad Norm (L2)", "encoder.grad_norm", "gradnorms"]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradient_norms_by_other_names(tmp_path, name):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", rows(grad=name))))
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "val/grad_norm", "norm_type", "layer norm", "gradient_checkpointing"])
+def test_other_norms_are_none_of_gradients(tmp_path, name):
+    assert read_loss_log(write_csv(tmp_path / "log.csv", rows(grad=name))).grad_norms is None
+
+
+def test_a_column_of_words_holds_no_gradient_norms(tmp_path):
+    table = [row | {"grad_norm_type": "L2"} for row in rows()]
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table)))
+
+
+@pytest.mark.parametrize("broken", ["body grad_norm", "head grad_norm"])
+@pytest.mark.parametrize("what", ["nan", "inf"])
+def test_of_several_gradient_norms_each_counts_where_it_is_not_finite(tmp_path, broken, what):
     table = [row | {"head grad_norm": 1.0} for row in rows(grad="body grad_norm")]
+    table[4][broken] = what
     log = read_loss_log(write_csv(tmp_path / "log.csv", table))
-    assert log.grad_norms is None
-    assert any("several columns could hold them: body grad_norm, head grad_norm" in note for note in log.notes)
+    assert [k for k, norm in enumerate(log.grad_norms) if not np.isfinite(norm)] == [4]
+    assert any("gradient norms are those of body grad_norm, head grad_norm" in note for note in log.notes)
 
 
 @pytest.mark.parametrize(
