@@ -193,7 +193,7 @@ def merged(groups: Sequence[list[Point]], rows: Sequence[Row], source: str, note
     notes.append(f"each step has {usual} rows: its loss is the mean over these micro-batches{named}")
     if len(groups[-1]) < usual:
         notes.append(f"the last step has {len(groups[-1])} of {usual} micro-batches; its loss is the mean over them")
-    return [_mean(group) for group in groups]
+    return _means(groups, usual, notes)
 
 
 def _refuse_runs(groups: Sequence[Sequence[Point]], rows: Sequence[Row], source: str) -> None:
@@ -235,6 +235,22 @@ def _is_full(group: Sequence[Point], usual: int) -> bool:
 def _last(group: Sequence[Point]) -> Point:
     values = {key: value for point in group for key, value in point.values.items()}
     return Point(group[0].step, values, group[0].row)
+
+
+def _means(groups: Sequence[list[Point]], usual: int, notes: list[str]) -> list[Point]:
+    """Means over the micro-batches; no loss where that of one of them is unknown, unless such a row is in every step."""
+    lacking = [usual - sum("loss" in point.values for point in group) for group in groups]
+    lacking[-1] -= max(0, usual - len(groups[-1]))  # a log may end within a step
+    always = max(0, min(lacking))
+    points = [_mean(group) for group in groups]
+    n_unknown = 0
+    for point, n_lacking in zip(points, lacking, strict=True):
+        if n_lacking > always and math.isfinite(point.values.get("loss", math.nan)):
+            del point.values["loss"]
+            n_unknown += 1
+    if n_unknown:
+        notes.append(f"{n_unknown} steps lack the loss of a micro-batch; their losses are unknown")
+    return points
 
 
 def _mean(group: Sequence[Point]) -> Point:
