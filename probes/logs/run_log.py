@@ -41,6 +41,7 @@ class RunLog:
         unigram_entropy: of its text, nats, where the log is of a run of this toolkit.
         initial_loss: of an untrained model on its text (ln V), nats, likewise.
         of_own_folder: whether any of these three is from the folder of such a run.
+        total_steps: number of the last step that the run was to have, where the log says so.
     """
 
     source: str
@@ -55,6 +56,7 @@ class RunLog:
     initial_loss: float | None = None
     of_own_folder: bool = False
     batch_losses: FloatArray | None = None
+    total_steps: int | None = None
 
     @property
     def n_steps(self) -> int:
@@ -76,7 +78,12 @@ class RunLog:
         dropped = len(rates) - stop
         self._check_ramp(rates, stop)
         self._check_rest(stop)
-        note = f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged"
+        ramp_steps, notes = self.ramp_steps, self.notes
+        if dropped:
+            notes += (f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged",)
+        elif ramp_steps is None and self.total_steps is not None and self._ends_before(self.total_steps):
+            ramp_steps = self.total_steps
+            notes += (f"the log ends at step {self.steps[-1]} of {ramp_steps}, and its rate has not begun to fall",)
         return replace(
             self,
             steps=self.steps[:stop],
@@ -85,8 +92,14 @@ class RunLog:
             learning_rates=rates[:stop],
             grad_norms=None if self.grad_norms is None else self.grad_norms[:stop],
             batch_losses=None if self.batch_losses is None else self.batch_losses[:stop],
-            notes=(*self.notes, note) if dropped else self.notes,
+            notes=notes,
+            ramp_steps=ramp_steps,
         )
+
+    def _ends_before(self, last_step: int) -> bool:
+        """By more than the distance between two of its steps."""
+        apart = float(np.median(np.diff(self.steps))) if len(self.steps) > 1 else 1.0
+        return float(self.steps[-1]) + apart < last_step
 
     def first_step_of(self, ramp_steps: int) -> int:
         """The log's number of the first step of such a ramp: :func:`~probes.logs.rates.first_ramp_step`.

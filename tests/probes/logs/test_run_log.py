@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,38 @@ def test_a_log_that_goes_on_beyond_its_ramp_is_refused(tmp_path, first):
     log = read_loss_log(log_of(tmp_path, numbered(first, 1), np.linspace(1e-4, 0.02, 40)))
     with pytest.raises(LossLogError, match=rf"goes on to step {first + 39}, beyond a ramp of 39 steps.* \(--ramp-steps\)"):
         log.first_step_of(39)
+
+
+def ends_early(tmp_path, form, last, total, every=1):
+    table = [{"step": k, "loss": 5.0 - 0.01 * k, "lr": 0.001 * k} for k in range(every, last + 1, every)]
+    path = tmp_path / "log.txt"
+    if form == "trainer_state":
+        path.write_text(json.dumps({"global_step": last, "max_steps": total, "log_history": table}))
+    elif form == "columns":
+        lines = [f"{k},{5 - 0.01 * k if k <= last else ''},{0.001 * k if k <= last else ''},5,0.1" for k in range(1, total + 1)]
+        path.write_text("\n".join(["Step,A - loss,A - lr,B - loss,B - lr", *lines]))
+    else:
+        path.write_text("\n".join(form.format(total=total, **row) for row in table))
+    return read_loss_log(path, runs=["A"] if form == "columns" else [])
+
+
+TOLD = ["trainer_state", "columns", " iteration {step:8d}/ {total:7d} | learning rate: {lr:E} | lm loss: {loss:E} |"]
+TOLD += ["step {step}/{total} | loss {loss} | lr {lr}", "[INFO] Step {step} of {total}: loss {loss} lr {lr}"]
+
+
+@pytest.mark.parametrize("form", TOLD)
+def test_a_log_that_says_how_many_steps_it_lacks_is_no_whole_ramp(tmp_path, form):
+    log = ends_early(tmp_path, form, 30, 60).ramp()
+    assert log.ramp_steps == 60
+    assert "the log ends at step 30 of 60, and its rate has not begun to fall" in log.notes
+    assert ends_early(tmp_path, form, 60, 60).ramp().ramp_steps is None
+
+
+def test_a_last_step_between_two_logged_ones_is_not_missing(tmp_path):
+    assert ends_early(tmp_path, "trainer_state", 60, 65, every=10).ramp().ramp_steps is None
+
+
+def test_a_ramp_that_ends_within_the_log_is_whole_however_long_the_run_was_to_be(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(f"step {k}/60 | loss {5 - 0.01 * k} | lr {0.001 * min(k, 50 - k)}" for k in range(1, 41)))
+    assert read_loss_log(path).ramp().ramp_steps is None
