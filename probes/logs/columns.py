@@ -39,6 +39,8 @@ _NOT_ITS_OWN = {  # words before a name under which it is not the run's own
 }
 _LOG_CALLS = len(_NAMES["step"])  # rank of wandb's _step and Step
 _SURE_STEPS = 5  # so many of the first names are steps of the optimizer, whatever stands before them
+_NO_SECOND_LOSS = _NOT_ITS_OWN["loss"] | set("avg average mean ema smooth smoothed running total epoch".split())
+_RUN_WORD = re.compile(r"(?:run|seed|trial|exp|experiment|replicate)?_?\d+|run|seed|trial")
 _NORM = re.compile(r"(?:l?2|l2_?)?norms?")
 _GRADIENT_NORM = re.compile(r"g(?:rads?|radients?)?norms?")
 _RUN_BEFORE = re.compile(r"\s-\s|:\s")  # between a run's name and a metric
@@ -143,6 +145,8 @@ def find_columns(
     else:
         label, several = _label_of_loss(found, columns, source, choice)
         names["loss"] = next(each.name for each in found["loss"] if each.label == label)
+        if not several:
+            _refuse_more_losses(rows, columns, names["loss"], found["loss"], source)
     if "lr" not in names:
         rate = _rate_column(found["lr"], label, source, notes)
         if rate is None and need_rates:
@@ -199,6 +203,32 @@ def _label_of_loss(
     if apart or len(rates & losses.keys()) > 1:
         return choice.among(ordered, source, "the names of their columns"), True
     raise _ambiguous("loss", list(losses.values()), source)
+
+
+def _refuse_more_losses(
+    rows: Sequence[Row], columns: Sequence[str], chosen: str, found: Sequence[_Candidate], source: str
+) -> None:
+    """Refuse a second column that could be the loss as well: of another known name, or of the same with a run's number."""
+    label = next(each.label for each in found if each.name == chosen)
+    alike = {each.name for each in found if each.label == label}
+    others = [name for name in columns if name != chosen and (name in alike or _is_of_other_run(name, chosen))]
+    others = [name for name in others if _NO_SECOND_LOSS.isdisjoint(words(name)) and _differs(rows, name, chosen)]
+    if others:
+        raise _ambiguous("loss", [chosen, *others], source)
+
+
+def _is_of_other_run(name: str, chosen: str) -> bool:
+    parts, own = words(name), words(chosen)
+    n = len(own)
+    more = parts[n:] if parts[:n] == own else parts[:-n] if parts[-n:] == own else []
+    return bool(more) and all(_RUN_WORD.fullmatch(part) for part in more)
+
+
+def _differs(rows: Sequence[Row], name: str, chosen: str) -> bool:
+    """Whether a column is as full as another, and says something else."""
+    beside = [row for row in rows if is_known(row.get(chosen))]
+    known = [row for row in beside if is_known(row.get(name))]
+    return 2 * len(known) > len(beside) and any(str(row[name]) != str(row[chosen]) for row in known)
 
 
 def _rate_column(rates: Sequence[_Candidate], label: str, source: str, notes: list[str]) -> str | None:

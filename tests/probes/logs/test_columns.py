@@ -164,3 +164,27 @@ def test_units_of_the_loss(tmp_path, unit, factor):
 def test_an_unknown_unit_is_refused(tmp_path):
     with pytest.raises(LossLogError, match=r"no unit 'dits' \(--loss-unit\); known are nats, bits"):
         read_loss_log(write_csv(tmp_path / "log.csv", rows()), loss_unit="dits")
+
+
+SECOND = [("loss", "loss.1"), ("loss", "loss_run2"), ("loss", "loss_2"), ("train/loss", "seed2/train/loss"), ("loss", "lm_loss")]
+SECOND += [("train_loss", "run 2 train_loss"), ("lm loss", "train/loss")]
+
+
+@pytest.mark.parametrize("names", SECOND)
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_columns_of_losses_are_refused_unless_one_is_named(tmp_path, names, turned):
+    first, second = names[::-1] if turned else names
+    table = [{first: row["loss"], second: 9.0} | {key: row[key] for key in ("step", "lr", "grad_norm")} for row in rows()]
+    path = write_csv(tmp_path / "log.csv", table)
+    with pytest.raises(LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss=NAME"):
+        read_loss_log(path)
+    assert_is_the_run(read_loss_log(path, columns={"loss": first}))
+
+
+@pytest.mark.parametrize("second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z_loss"])
+def test_an_evaluation_or_an_average_is_no_second_loss(tmp_path, second):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {second: 9.0} for row in rows()])))
+
+
+def test_a_second_column_that_says_the_same_is_none(tmp_path):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {"lm_loss": row["loss"]} for row in rows()])))
