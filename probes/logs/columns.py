@@ -6,6 +6,7 @@ A column's name may begin with a label of its own (``run 7 - train/loss``). Opti
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,15 @@ def find_columns(
         _note_norms(norms, notes)
     if "step" not in names:
         names |= _step_column(found["step"], label, rows, names, notes)
-    return Columns(names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several, norms=norms[1:])
+    twice = next(((a, b) for a, b in itertools.combinations(names, 2) if names[a] == names[b]), None)
+    if twice is not None:
+        raise LossLogError(
+            f"column '{names[twice[0]]}' of '{source}' is taken for both {' and '.join(twice)}\n"
+            f"name another for one of them, such as --column {twice[1]}=NAME"
+        )
+    return Columns(
+        names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several, norms=norms[1:]
+    )
 
 
 def _candidates(quantity: str, columns: Iterable[str]) -> list[_Candidate]:

@@ -21,6 +21,7 @@ _BY_CHANCE = 6.0  # standard errors
 _SAME = 0.05  # of what the run learns: runs that differ by less have one verdict
 _RESTART = 0.05  # of a run's steps: what is resumed keeps more of them
 _EARLY = 0.1  # of all steps: what begins again so early, after losses that are not finite, is no resumed run
+_STRAY = 2  # rows out of their place
 WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 
 
@@ -62,10 +63,14 @@ def _spans(runs: Sequence[list[list[Point]]]) -> str:
 
 
 def _rising(points: Sequence[Point], notes: list[str]) -> Sequence[Point]:
-    """A log whose newest row is the first, turned round."""
+    """A log whose newest row is the first, turned round; one of each step once in no order, sorted."""
     if points[0].step > points[-1].step and all(after.step <= point.step for point, after in itertools.pairwise(points)):
         notes.append("the newest row is the first: rows are read from the last one on")
         return points[::-1]
+    n_back = sum(after.step < point.step for point, after in itertools.pairwise(points))
+    if n_back > _STRAY and len({point.step for point in points}) == len(points):
+        notes.append("rows are not in the order of their steps, and have each step once: they are sorted")
+        return sorted(points, key=lambda point: point.step)
     return points
 
 

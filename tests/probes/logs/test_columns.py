@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from probes.cli._finished_runs import LogOptions, landmarks_of
+from probes.errors import KeelError
 from probes.logs import LossLogError, read_loss_log
 from tests.probes.logs._logs import STEPS, assert_is_the_run, rows, write_csv, write_lines
 
@@ -166,7 +168,13 @@ def test_an_unknown_unit_is_refused(tmp_path):
         read_loss_log(write_csv(tmp_path / "log.csv", rows()), loss_unit="dits")
 
 
-SECOND = [("loss", "loss.1"), ("loss", "loss_run2"), ("loss", "loss_2"), ("train/loss", "seed2/train/loss"), ("loss", "lm_loss")]
+SECOND = [
+    ("loss", "loss.1"),
+    ("loss", "loss_run2"),
+    ("loss", "loss_2"),
+    ("train/loss", "seed2/train/loss"),
+    ("loss", "lm_loss"),
+]
 SECOND += [("train_loss", "run 2 train_loss"), ("lm loss", "train/loss")]
 
 
@@ -176,15 +184,37 @@ def test_two_columns_of_losses_are_refused_unless_one_is_named(tmp_path, names, 
     first, second = names[::-1] if turned else names
     table = [{first: row["loss"], second: 9.0} | {key: row[key] for key in ("step", "lr", "grad_norm")} for row in rows()]
     path = write_csv(tmp_path / "log.csv", table)
-    with pytest.raises(LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss=NAME"):
+    with pytest.raises(
+        LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss=NAME"
+    ):
         read_loss_log(path)
     assert_is_the_run(read_loss_log(path, columns={"loss": first}))
 
 
-@pytest.mark.parametrize("second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z_loss"])
+@pytest.mark.parametrize(
+    "second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z_loss"]
+)
 def test_an_evaluation_or_an_average_is_no_second_loss(tmp_path, second):
     assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {second: 9.0} for row in rows()])))
 
 
 def test_a_second_column_that_says_the_same_is_none(tmp_path):
     assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {"lm_loss": row["loss"]} for row in rows()])))
+
+
+@pytest.mark.parametrize("given", [{"loss": "lr"}, {"lr": "loss"}, {"step": "lr"}, {"grad_norm": "loss"}])
+def test_a_column_is_taken_for_one_quantity(tmp_path, given):
+    with pytest.raises(LossLogError, match="is taken for both"):
+        read_loss_log(write_csv(tmp_path / "log.csv", rows()), columns=given)
+
+
+def test_a_quantity_is_given_one_column(tmp_path):
+    options = LogOptions(path=write_csv(tmp_path / "log.csv", rows()), columns=["loss=loss", "loss=lr"], runs=[])
+    with pytest.raises(LossLogError, match="--column loss=NAME is given more than once"):
+        options.read()
+
+
+@pytest.mark.parametrize("entropy", [-3.0, 0.0, math.inf, math.nan])
+def test_an_entropy_is_above_zero(entropy):
+    with pytest.raises(KeelError, match="--unigram-entropy is a finite number of nats above 0"):
+        landmarks_of(None, None, entropy)

@@ -286,3 +286,11 @@ def test_a_first_step_again_after_a_loss_that_is_not_finite_is_another_run(tmp_p
 def test_a_start_anew_without_steps_is_another_run(tmp_path, n_first):
     table = [{key: row[key] for key in ("loss", "lr")} for row in broken(of_run(0)[:n_first], 1) + of_run(0)]
     refused(write_lines(tmp_path / "log.jsonl", table), f"in row {n_first + 1} its learning rate is back at the first one")
+
+
+@pytest.mark.parametrize("order", [str, lambda step: step * 17 % 41])
+def test_a_run_whose_rows_are_in_no_order_is_sorted(tmp_path, order):
+    table = sorted(of_run(0), key=lambda row: order(row["step"]))
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert_is_run(log, 0)
+    assert "rows are not in the order of their steps, and have each step once: they are sorted" in log.notes
