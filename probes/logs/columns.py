@@ -40,7 +40,8 @@ _NOT_ITS_OWN = {  # words before a name under which it is not the run's own
 }
 _LOG_CALLS = len(_NAMES["step"])  # rank of wandb's _step and Step
 _SURE_STEPS = 5  # so many of the first names are steps of the optimizer, whatever stands before them
-_NO_SECOND_LOSS = _NOT_ITS_OWN["loss"] | set("avg average mean ema smooth smoothed running total epoch".split())
+_AVERAGES = frozenset({"avg", "average", "mean", "ema", "smooth", "smoothed", "running", "total", "epoch", "scale"})
+_NO_SECOND_LOSS = _NOT_ITS_OWN["loss"] | _AVERAGES
 _RUN_WORD = re.compile(r"(?:run|seed|trial|exp|experiment|replicate)?_?\d+|run|seed|trial")
 _NORM = re.compile(r"(?:l?2|l2_?)?norms?")
 _GRADIENT_NORM = re.compile(r"g(?:rads?|radients?)?norms?")
@@ -276,9 +277,10 @@ def _is_norm(name: str) -> bool:
 
 def _holds_numbers(rows: Sequence[Row], name: str) -> bool:
     try:
-        return any([number_in(row.get(name), "") is not None for row in rows])
+        numbers = [number_in(row.get(name), "") for row in rows]
     except LossLogError:
         return False
+    return any(number is not None for number in numbers)
 
 
 def _note_norms(norms: Sequence[str], notes: list[str]) -> None:

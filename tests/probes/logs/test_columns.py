@@ -184,15 +184,13 @@ def test_two_columns_of_losses_are_refused_unless_one_is_named(tmp_path, names, 
     first, second = names[::-1] if turned else names
     table = [{first: row["loss"], second: 9.0} | {key: row[key] for key in ("step", "lr", "grad_norm")} for row in rows()]
     path = write_csv(tmp_path / "log.csv", table)
-    with pytest.raises(
-        LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss=NAME"
-    ):
+    with pytest.raises(LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss="):
         read_loss_log(path)
     assert_is_the_run(read_loss_log(path, columns={"loss": first}))
 
 
 @pytest.mark.parametrize(
-    "second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z_loss"]
+    "second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z loss"]
 )
 def test_an_evaluation_or_an_average_is_no_second_loss(tmp_path, second):
     assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {second: 9.0} for row in rows()])))

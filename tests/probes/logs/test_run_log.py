@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from probes.cli.main import app
 from probes.logs import LossLogError, read_loss_log
 from tests.probes.logs._logs import log_of, write_csv
 
@@ -162,3 +163,11 @@ def test_a_ramp_that_ends_within_the_log_is_whole_however_long_the_run_was_to_be
     path = tmp_path / "log.txt"
     path.write_text("\n".join(f"step {k}/60 | loss {5 - 0.01 * k} | lr {0.001 * min(k, 50 - k)}" for k in range(1, 41)))
     assert read_loss_log(path).ramp().ramp_steps is None
+
+
+@pytest.mark.parametrize("height", [1e200, 1e307, 1.7e308])
+@pytest.mark.filterwarnings("error")
+def test_losses_near_the_largest_number_warn_of_nothing(tmp_path, height, capsys):
+    table = [row | {"loss": row["loss"] if row["step"] < 50 else height} for row in rise_and_decay()[:60]]
+    app(["max-lr", "--from-log", str(write_csv(tmp_path / "log.csv", table))], standalone_mode=False)
+    assert "Warning" not in capsys.readouterr().err
