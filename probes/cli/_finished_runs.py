@@ -87,6 +87,10 @@ class LogOptions:
         wrong = next((text for text, (_, equals, name) in zip(self.columns, pairs, strict=True) if not (equals and name)), None)
         if wrong is not None:
             raise LossLogError(f"--column is QUANTITY=NAME such as loss=train/ce, got '{wrong}'")
+        quantities = [quantity.strip() for quantity, _, _ in pairs]
+        twice = next((quantity for quantity in quantities if quantities.count(quantity) > 1), None)
+        if twice is not None:
+            raise LossLogError(f"--column {twice}=NAME is given more than once; give one column for each quantity")
         return {quantity.strip(): name for quantity, _, name in pairs}
 
 
@@ -107,6 +111,8 @@ def landmarks_of(options: LogOptions | None, reference: Path | None, unigram_ent
     from probes.divergence import Landmarks
     from probes.errors import KeelError
 
+    if unigram_entropy is not None and not 0 < unigram_entropy < math.inf:
+        raise KeelError(f"--unigram-entropy is a finite number of nats above 0, got {unigram_entropy:g}")
     try:
         if reference is None:
             return Landmarks(unigram_entropy=unigram_entropy)

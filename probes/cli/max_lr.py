@@ -151,6 +151,8 @@ def max_lr(
     """  # noqa: D301 - a real \b keeps the lines of the example apart
     from dataclasses import asdict
 
+    import numpy as np
+
     from probes.cli import _tables
     from probes.cli._finished_runs import LogOptions, judge_log, landmarks_of
     from probes.cli._given import refuse_given
@@ -178,7 +180,8 @@ def max_lr(
     thresholds = _thresholds(threshold or [])
     known = landmarks_of(options, reference, unigram_entropy)
     if options is not None:
-        judgement, log = judge_log(options, known=known, to_end=to_end, thresholds=thresholds, reference=reference)
+        with np.errstate(over="ignore", invalid="ignore"):  # losses near the largest number
+            judgement, log = judge_log(options, known=known, to_end=to_end, thresholds=thresholds, reference=reference)
         whole = {
             "source": log.source,
             **judgement.to_dict(),

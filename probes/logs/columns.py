@@ -6,12 +6,13 @@ A column's name may begin with a label of its own (``run 7 - train/loss``). Opti
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from probes.logs.runs import RunChoice
-from probes.logs.table import LossLogError, Row, is_known, listing, words
+from probes.logs.table import LossLogError, Row, is_known, listing, number_in, words
 
 __all__ = ["OF_BATCH", "QUANTITIES", "Columns", "find_columns", "given_columns", "is_other_column", "is_share_column"]
 
@@ -39,6 +40,11 @@ _NOT_ITS_OWN = {  # words before a name under which it is not the run's own
 }
 _LOG_CALLS = len(_NAMES["step"])  # rank of wandb's _step and Step
 _SURE_STEPS = 5  # so many of the first names are steps of the optimizer, whatever stands before them
+_AVERAGES = frozenset({"avg", "average", "mean", "ema", "smooth", "smoothed", "running", "total", "epoch", "scale"})
+_NO_SECOND_LOSS = _NOT_ITS_OWN["loss"] | _AVERAGES
+_RUN_WORD = re.compile(r"(?:run|seed|trial|exp|experiment|replicate)?_?\d+|run|seed|trial")
+_NORM = re.compile(r"(?:l?2|l2_?)?norms?")
+_GRADIENT_NORM = re.compile(r"g(?:rads?|radients?)?norms?")
 _RUN_BEFORE = re.compile(r"\s-\s|:\s")  # between a run's name and a metric
 
 
@@ -50,11 +56,13 @@ class Columns:
         names: by quantity, those that were found; of the losses of a batch both or none.
         label: what the loss's name begins with.
         of_several_runs: whether other runs have columns of their own in the same rows.
+        norms: further columns of gradient norms, as of parts of a model.
     """
 
     names: Mapping[str, str]
     label: str
     of_several_runs: bool = False
+    norms: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +147,28 @@ def find_columns(
     else:
         label, several = _label_of_loss(found, columns, source, choice)
         names["loss"] = next(each.name for each in found["loss"] if each.label == label)
+        if not several:
+            _refuse_more_losses(rows, columns, names["loss"], found["loss"], source)
     if "lr" not in names:
         rate = _rate_column(found["lr"], label, source, notes)
         if rate is None and need_rates:
             raise _missing("lr", source, columns)
         names |= {} if rate is None else {"lr": rate}
-    if "grad_norm" not in names:
-        names |= _gradient_column(found["grad_norm"], label, notes)
+    norms = () if "grad_norm" in names else _gradient_columns(rows, columns, found["grad_norm"], label, several)
+    if norms:
+        names["grad_norm"] = norms[0]
+        _note_norms(norms, notes)
     if "step" not in names:
         names |= _step_column(found["step"], label, rows, names, notes)
-    return Columns(names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several)
+    twice = next(((a, b) for a, b in itertools.combinations(names, 2) if names[a] == names[b]), None)
+    if twice is not None:
+        raise LossLogError(
+            f"column '{names[twice[0]]}' of '{source}' is taken for both {' and '.join(twice)}\n"
+            f"name another for one of them, such as --column {twice[1]}=NAME"
+        )
+    return Columns(
+        names=names | _batch_columns(found, label, names, notes), label=label, of_several_runs=several, norms=norms[1:]
+    )
 
 
 def _candidates(quantity: str, columns: Iterable[str]) -> list[_Candidate]:
@@ -195,6 +215,32 @@ def _label_of_loss(
     raise _ambiguous("loss", list(losses.values()), source)
 
 
+def _refuse_more_losses(
+    rows: Sequence[Row], columns: Sequence[str], chosen: str, found: Sequence[_Candidate], source: str
+) -> None:
+    """Refuse a second column that could be the loss as well: of another known name, or of the same with a run's number."""
+    label = next(each.label for each in found if each.name == chosen)
+    alike = {each.name for each in found if each.label == label}
+    others = [name for name in columns if name != chosen and (name in alike or _is_of_other_run(name, chosen))]
+    others = [name for name in others if _NO_SECOND_LOSS.isdisjoint(words(name)) and _differs(rows, name, chosen)]
+    if others:
+        raise _ambiguous("loss", [chosen, *others], source)
+
+
+def _is_of_other_run(name: str, chosen: str) -> bool:
+    parts, own = words(name), words(chosen)
+    n = len(own)
+    more = parts[n:] if parts[:n] == own else parts[:-n] if parts[-n:] == own else []
+    return bool(more) and all(_RUN_WORD.fullmatch(part) for part in more)
+
+
+def _differs(rows: Sequence[Row], name: str, chosen: str) -> bool:
+    """Whether a column is as full as another, and says something else."""
+    beside = [row for row in rows if is_known(row.get(chosen))]
+    known = [row for row in beside if is_known(row.get(name))]
+    return 2 * len(known) > len(beside) and any(str(row[name]) != str(row[chosen]) for row in known)
+
+
 def _rate_column(rates: Sequence[_Candidate], label: str, source: str, notes: list[str]) -> str | None:
     own = [each for each in rates if each.label == label] or [each for each in rates if not each.label]
     if not own and len({each.label for each in rates}) > 1:
@@ -207,13 +253,39 @@ def _rate_column(rates: Sequence[_Candidate], label: str, source: str, notes: li
     return own[0].name
 
 
-def _gradient_column(norms: Sequence[_Candidate], label: str, notes: list[str]) -> dict[str, str]:
-    own = [each for each in norms if each.label == label] or [each for each in norms if not each.label] or list(norms)
-    if len({each.label for each in own}) > 1:
-        told = listing(each.name for each in own)
-        notes.append(f"no gradient norms are read, for several columns could hold them: {told} (--column grad_norm=NAME)")
-        return {}
-    return {"grad_norm": own[0].name} if own else {}
+def _gradient_columns(
+    rows: Sequence[Row], columns: Sequence[str], found: Sequence[_Candidate], label: str, several: bool
+) -> tuple[str, ...]:
+    """Columns of numbers that are named as norms of gradients are, those of a known name first."""
+    named = [each.name for each in found]
+    named += [name for name in columns if name not in named and _is_norm(name)]
+    named = [name for name in named if not is_other_column(name) and _holds_numbers(rows, name)]
+    own = [name for name in named if label and name.startswith(label)]
+    without = {each.name for each in found if not each.label}
+    return tuple(own or [name for name in named if name in without or not several])
+
+
+def _is_norm(name: str) -> bool:
+    parts = words(name)
+    norm = any(_NORM.fullmatch(part) for part in parts)
+    return (
+        any(_GRADIENT_NORM.fullmatch(part) for part in parts)
+        or (norm and any(part.startswith("grad") for part in parts))
+        or (parts[-1:] == ["norm"] and set(parts[:-1]) <= {"train", "training", "total", "global"})
+    )
+
+
+def _holds_numbers(rows: Sequence[Row], name: str) -> bool:
+    try:
+        numbers = [number_in(row.get(name), "") for row in rows]
+    except LossLogError:
+        return False
+    return any(number is not None for number in numbers)
+
+
+def _note_norms(norms: Sequence[str], notes: list[str]) -> None:
+    if len(norms) > 1:
+        notes.append(f"gradient norms are those of {listing(norms)}: not finite where one of them is not")
 
 
 def _step_column(

@@ -10,8 +10,9 @@ from probes.logs.table import Row
 __all__ = ["console_rows"]
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
+_VALUE = rf"(?:{_NUMBER}|none|null|nil|n/a|na|<na>|#n/a|missing|unknown|\?|[-–—]{{1,2}}(?=[\s|,;]|$))"  # also one not known
 _NAME = r"[a-z][\w./()-]*(?: [a-z(][\w./()-]*)*?"
-_PAIR = re.compile(rf"({_NAME})(?:\s*[:=]\s*|\s+)({_NUMBER})(?![\w.])", re.IGNORECASE)
+_PAIR = re.compile(rf"({_NAME})(?:\s*[:=]\s*|\s+)({_VALUE})(?![\w.])", re.IGNORECASE)
 _QUOTED_PAIR = re.compile(r"'([^']+)':\s*'?([^',}]*)'?")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _OBJECT = re.compile(r'\{"[^{}]*\}\s*$')
@@ -24,7 +25,7 @@ _LINES = {  # of each program: the lines that tell of a step
 }
 _ANY_PROGRAM = re.compile(
     rf"^(?!.*\b(?:val|valid|validate|validation|eval|test)\b.*\b(?:step|iter|iteration)\b[\s:=#\[]*\d).*"
-    rf"\b(?:step|iter|iteration)\b[\s:=#\[]*\d.*(?:\b|_)(?:loss|loss train|lr|learning rate)\b\s*[:=]?\s*{_NUMBER}",
+    rf"\b(?:step|iter|iteration)\b[\s:=#\[]*\d.*(?:\b|_)(?:loss|loss train|lr|learning rate)\b\s*[:=]?\s*{_VALUE}",
     re.IGNORECASE,
 )
 

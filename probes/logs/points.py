@@ -13,6 +13,7 @@ from probes.logs.table import LossLogError, Row, is_known, number_in
 __all__ = ["Point", "read_points"]
 
 _STEPS = 1 << 63
+_FALL = 1.2  # of a learning rate: no wobble
 
 
 @dataclass(slots=True)
@@ -49,6 +50,10 @@ def read_points(rows: Sequence[Row], columns: Columns, source: str, notes: list[
         step = numbers.pop("step", None)
         values = {key: value for key, value in numbers.items() if value is not None}
         _check_rate(values, where)
+        norms = (number_in(row.get(name), f"{where}, column '{name}'") for name in columns.norms)
+        broken = next((norm for norm in norms if norm is not None and not math.isfinite(norm)), None)
+        if broken is not None:
+            values["grad_norm"] = broken
         if values.keys().isdisjoint(("loss", "lr", "grad_norm")) and not _is_of_training(row, columns):
             continue
         if "step" not in columns.names:
@@ -65,7 +70,7 @@ def read_points(rows: Sequence[Row], columns: Columns, source: str, notes: list[
         notes.append(f"{skipped} rows without a step were skipped")
     if not any("loss" in point.values for point in points):
         raise LossLogError(f"'{source}' has no losses: column '{columns.names['loss']}' says nothing in any row with a step")
-    return points if "step" in columns.names else _numbered(points, notes)
+    return points if "step" in columns.names else _numbered(points, source, notes)
 
 
 def _check_rate(values: Mapping[str, float], where: str) -> None:
@@ -90,8 +95,21 @@ def _is_of_training(row: Row, columns: Columns) -> bool:
     return not any(is_other_column(name) and is_known(cell) for name, cell in row.items())
 
 
-def _numbered(points: list[Point], notes: list[str]) -> list[Point]:
+def _check_one_start(points: Sequence[Point], source: str) -> None:
+    """Refuse rows without steps whose rate goes back to the first one and rises beyond where it was: a run began again."""
+    rated = [point for point in points if "lr" in point.values]
+    rates = [point.values["lr"] for point in rated]
+    for k in range(1, len(rates)):
+        if rates[k] <= rates[0] and rates[k - 1] > _FALL * rates[k] and max(rates[k:]) > rates[k - 1]:
+            raise LossLogError(
+                f"'{source}' has no step column, and in row {rated[k].row + 1} its learning rate is back at the first one, "
+                f"{rates[0]:.4g}: several runs?\ngive a log of one of them, or name the steps with --column step=NAME"
+            )
+
+
+def _numbered(points: list[Point], source: str, notes: list[str]) -> list[Point]:
     """Steps for rows without: by groups of one learning rate where these are alike, else one by one."""
+    _check_one_start(points, source)
     groups = [list(group) for _, group in itertools.groupby(points, key=lambda point: point.values.get("lr"))]
     sizes = [len(group) for group in groups]
     usual = sizes[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.logs.columns import OF_BATCH, find_columns, given_columns
+from probes.logs.columns import OF_BATCH, Columns, find_columns, given_columns
 from probes.logs.own_runs import is_own_run, known_of_run
 from probes.logs.points import Point, read_points
 from probes.logs.rates import Ramp, logged_rates
@@ -18,7 +18,7 @@ from probes.logs.runs import RunChoice, rows_of_one_run
 from probes.logs.series import widened
 from probes.logs.sources import read_table
 from probes.logs.steps import merged, one_run
-from probes.logs.table import LossLogError
+from probes.logs.table import LossLogError, Row, number_in
 from probes.onset import FloatArray
 
 __all__ = ["LOSS_UNITS", "read_loss_log"]
@@ -83,8 +83,17 @@ def read_loss_log(
         batch_losses=unit * _batch_losses(points) if OF_BATCH[0] in found.names else None,
         notes=tuple(notes),
         of_own_folder=bool(own),
+        total_steps=_total_steps(rows, found) or table.total_steps,
         **own if ramp is None else own | {"ramp_steps": ramp.steps},
     )
+
+
+def _total_steps(rows: Sequence[Row], found: Columns) -> int | None:
+    """The last step of a table that has several runs as columns: one whose cells end before it is shorter than the others."""
+    if not found.of_several_runs or "step" not in found.names:
+        return None
+    numbers = [number_in(row.get(found.names["step"]), found.names["step"]) for row in rows]
+    return max((int(number) for number in numbers if number is not None and math.isfinite(number)), default=None)
 
 
 def _unit(name: str, notes: list[str]) -> float:

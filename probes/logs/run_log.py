@@ -15,6 +15,13 @@ from probes.onset import FloatArray
 
 __all__ = ["RunLog"]
 
+_LAST = 0.25  # of what follows a ramp: looked at once more by itself
+_HALF = 0.5
+_FEW = 2  # losses
+_AT_END = 20  # losses whose median is the level at the end of a ramp
+_RISE = 0.1  # of what the run has learned: a falling rate raises a loss by less
+_BY_CHANCE = 9.0  # median absolute deviations, six standard deviations
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunLog:
@@ -34,6 +41,7 @@ class RunLog:
         unigram_entropy: of its text, nats, where the log is of a run of this toolkit.
         initial_loss: of an untrained model on its text (ln V), nats, likewise.
         of_own_folder: whether any of these three is from the folder of such a run.
+        total_steps: number of the last step that the run was to have, where the log says so.
     """
 
     source: str
@@ -48,6 +56,7 @@ class RunLog:
     initial_loss: float | None = None
     of_own_folder: bool = False
     batch_losses: FloatArray | None = None
+    total_steps: int | None = None
 
     @property
     def n_steps(self) -> int:
@@ -60,7 +69,7 @@ class RunLog:
 
         Raises:
             LossLogError: if the log has no learning rates, or they are no ramp, or only the smaller part of the log is one,
-                or its end behind the ramp is unknown or not finite.
+                or what follows the ramp is mostly unknown or not finite, or lies far above it.
         """
         if self.learning_rates is None:
             raise LossLogError(f"'{self.source}' has no learning rates")
@@ -69,7 +78,12 @@ class RunLog:
         dropped = len(rates) - stop
         self._check_ramp(rates, stop)
         self._check_rest(stop)
-        note = f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged"
+        ramp_steps, notes = self.ramp_steps, self.notes
+        if dropped:
+            notes += (f"{dropped} points after the last one at the highest learning rate ({rates.max():.4g}) are not judged",)
+        elif ramp_steps is None and self.total_steps is not None and self._ends_before(self.total_steps):
+            ramp_steps = self.total_steps
+            notes += (f"the log ends at step {self.steps[-1]} of {ramp_steps}, and its rate has not begun to fall",)
         return replace(
             self,
             steps=self.steps[:stop],
@@ -78,8 +92,14 @@ class RunLog:
             learning_rates=rates[:stop],
             grad_norms=None if self.grad_norms is None else self.grad_norms[:stop],
             batch_losses=None if self.batch_losses is None else self.batch_losses[:stop],
-            notes=(*self.notes, note) if dropped else self.notes,
+            notes=notes,
+            ramp_steps=ramp_steps,
         )
+
+    def _ends_before(self, last_step: int) -> bool:
+        """By more than the distance between two of its steps."""
+        apart = float(np.median(np.diff(self.steps))) if len(self.steps) > 1 else 1.0
+        return float(self.steps[-1]) + apart < last_step
 
     def first_step_of(self, ramp_steps: int) -> int:
         """The log's number of the first step of such a ramp: :func:`~probes.logs.rates.first_ramp_step`.
@@ -96,18 +116,50 @@ class RunLog:
         return first
 
     def _check_rest(self, stop: int) -> None:
-        """Refuse what ends in not-a-numbers, or in nothing, behind its ramp: the ramp alone would look healthy."""
-        if stop == len(self.steps):
+        """Refuse what does not go on behind its ramp as it was: the ramp alone would look healthy."""
+        n_rest = len(self.steps) - stop
+        if not n_rest:
             return
-        norm = None if self.grad_norms is None else self.grad_norms[-1]
         known = np.flatnonzero(self.known)
         n_unknown, apart = len(self.known) - 1 - known[-1], np.median(np.diff(known)) if len(known) > 1 else 1
-        broken = (self.known[-1] and not math.isfinite(self.losses[-1])) or (norm is not None and not math.isfinite(norm))
-        if broken or n_unknown > apart:
-            raise LossLogError(
-                f"'{self.source}' ends in losses or gradient norms that are unknown or not finite, after its highest learning "
-                f"rate at step {self.steps[stop - 1]}\nto judge its rise alone, cut the log there"
-            )
+        broken = self._broken()
+        parts = (slice(stop, None), slice(len(self.steps) - math.ceil(n_rest * _LAST), None))
+        if broken[-1] or n_unknown > apart or any(self._is_lost(part, stop, broken) for part in parts):
+            raise self._not_judged("goes on in losses or gradient norms that are unknown or not finite", stop)
+        for part in parts:
+            self._check_level(part, stop)
+
+    def _broken(self) -> NDArray[np.bool_]:
+        """Steps whose loss or gradient norm is not finite, shape (n,)."""
+        norms = np.array([0.0 if norm is None else norm for norm in self.grad_norms or [None] * len(self.steps)])
+        broken: NDArray[np.bool_] = (self.known & ~np.isfinite(self.losses)) | ~np.isfinite(norms)
+        return broken
+
+    def _is_lost(self, part: slice, stop: int, broken: NDArray[np.bool_]) -> bool:
+        """Whether half of a part behind the ramp says nothing, or what is not finite; it may be as sparse as the ramp is."""
+        expected = float(self.known[:stop].mean()) * len(self.known[part])
+        useful = int(np.count_nonzero(self.known[part] & ~broken[part]))
+        return bool(broken[part].mean() > _HALF) or (expected >= _FEW and useful < _HALF * expected)
+
+    def _check_level(self, part: slice, stop: int) -> None:
+        """Refuse losses far above those at the end of the ramp, and zeros where there were none."""
+        usable = self.known & np.isfinite(self.losses)
+        rise, rest = self.losses[:stop][usable[:stop]], self.losses[part][usable[part]]
+        if not len(rise) or not len(rest):
+            return
+        n_last = min(len(rise), _AT_END)
+        level, first = float(np.median(rise[-n_last:])), float(np.median(rise[:_FEW]))
+        if level > 0 and np.mean(rest <= 0) > _HALF:
+            raise self._not_judged("has losses that are not above 0, as stand-ins of unknown ones are", stop)
+        spread = float(np.median(np.abs(rise[-n_last:] - level)))
+        if np.median(rest) - level > max(_RISE * (first - level), _BY_CHANCE * spread / math.sqrt(len(rest))):
+            raise self._not_judged(f"goes from a loss of {level:.4g} to {np.median(rest):.4g} nats", stop)
+
+    def _not_judged(self, what: str, stop: int) -> LossLogError:
+        return LossLogError(
+            f"'{self.source}' {what}, after its highest learning rate at step {self.steps[stop - 1]}\n"
+            "to judge its rise alone, cut the log there"
+        )
 
     def _check_ramp(self, rates: FloatArray, stop: int) -> None:
         peak, first = float(rates.max()), int(self.steps[0])

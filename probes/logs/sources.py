@@ -21,6 +21,8 @@ __all__ = ["read_table"]
 
 _FILES = ("log.jsonl", "trainer_state.json", "metrics.csv")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_MAX_STEPS = re.compile(r'"max_steps":\s*(\d{1,18})\b')
+_STEP_OF = re.compile(r"\b(?:step|iteration|iter)\b[\s:=#\[]*[\d,]+\s*(?:/|of)\s*(\d[\d,]{0,18})\b", re.IGNORECASE)
 _DEPTH = 3  # folders inside folders that are searched
 _KNOWN = "CSV, JSON, JSON lines, Parquet, trainer_state.json, TensorBoard event files and console text"
 
@@ -62,7 +64,14 @@ def _table(source: str, content: bytes, path: Path | None) -> Table:
     if not rows:
         read: Callable[[str, str, list[str]], list[Row]] = json_rows if text.lstrip()[:1] in ("{", "[") else delimited_rows
         rows = read(source, text, notes)
-    return Table(source=source, path=path, rows=rows, notes=notes)
+    return Table(source=source, path=path, rows=rows, notes=notes, total_steps=_total_steps(text))
+
+
+def _total_steps(text: str) -> int | None:
+    """As a Trainer's state has it, or as it is printed beside each step; None where there is no one such number."""
+    found = _MAX_STEPS.findall(text) if '"log_history"' in text else _STEP_OF.findall(text)
+    totals = {int(total.replace(",", "")) for total in found}
+    return totals.pop() or None if len(totals) == 1 else None
 
 
 def _decoded(source: str, content: bytes) -> str:

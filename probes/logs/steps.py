@@ -20,6 +20,8 @@ _FEW_STEPS = 20  # in which losses may differ by their place for other reasons
 _BY_CHANCE = 6.0  # standard errors
 _SAME = 0.05  # of what the run learns: runs that differ by less have one verdict
 _RESTART = 0.05  # of a run's steps: what is resumed keeps more of them
+_EARLY = 0.1  # of all steps: what begins again so early, after losses that are not finite, is no resumed run
+_STRAY = 2  # rows out of their place
 WOBBLE = 0.01  # of the highest learning rate: what rounding, or a mean over micro-batches, may take off a ramp
 
 
@@ -61,10 +63,14 @@ def _spans(runs: Sequence[list[list[Point]]]) -> str:
 
 
 def _rising(points: Sequence[Point], notes: list[str]) -> Sequence[Point]:
-    """A log whose newest row is the first, turned round."""
+    """A log whose newest row is the first, turned round; one of each step once in no order, sorted."""
     if points[0].step > points[-1].step and all(after.step <= point.step for point, after in itertools.pairwise(points)):
         notes.append("the newest row is the first: rows are read from the last one on")
         return points[::-1]
+    n_back = sum(after.step < point.step for point, after in itertools.pairwise(points))
+    if n_back > _STRAY and len({point.step for point in points}) == len(points):
+        notes.append("rows are not in the order of their steps, and have each step once: they are sorted")
+        return sorted(points, key=lambda point: point.step)
     return points
 
 
@@ -107,17 +113,25 @@ def _split(groups: list[list[Point]]) -> tuple[list[list[list[Point]]], int]:
     """Runs, and the number of rows out of their place."""
     runs: list[list[list[Point]]] = [[]]
     stray = 0
+    n_steps = len({group[0].step for group in groups})
     for group, following in itertools.zip_longest(groups, groups[1:]):
         run, step = runs[-1], group[0].step
         if run and run[-1][0].step > step:
             if following is not None and following[0].step > run[-1][0].step:
                 stray += len(group)
                 continue
-            if sum(earlier[0].step < step for earlier in run) <= _RESTART * len(run):
+            kept = sum(earlier[0].step < step for earlier in run)
+            broken = _n_broken(point for earlier in run if earlier[0].step >= step for point in earlier)
+            if kept <= _RESTART * len(run) or (broken and kept <= _EARLY * n_steps):
                 runs.append([group])
                 continue
         run.append(group)
     return runs, stray
+
+
+def _n_broken(points: Iterable[Point]) -> int:
+    """Rows whose loss or gradient norm is not finite."""
+    return sum(not all(math.isfinite(point.values.get(key, 0.0)) for key in ("loss", "grad_norm")) for point in points)
 
 
 def _is_repeated(run: list[list[Point]], later: list[list[Point]]) -> bool:
@@ -132,12 +146,13 @@ def _text(point: Point) -> str:
 
 def _without_overlap(groups: list[list[Point]], source: str, notes: list[str]) -> list[list[Point]]:
     kept: list[list[Point]] = []
-    dropped = 0
+    dropped = broken = 0
     for group in groups:
         step = group[0].step
         if kept and kept[-1][0].step > step:
             _check_resumed(source, kept, group[0])
             dropped += sum(len(earlier) for earlier in kept if earlier[0].step >= step)
+            broken += _n_broken(point for earlier in kept if earlier[0].step >= step for point in earlier)
             kept = [earlier for earlier in kept if earlier[0].step < step]
         kept.append(group)
     n_rows = sum(map(len, groups))
@@ -148,7 +163,13 @@ def _without_overlap(groups: list[list[Point]], source: str, notes: list[str]) -
         )
     if dropped:
         notes.append(f"steps go back: {dropped} rows were replaced by later ones of the same steps")
+    _note_broken(broken, notes)
     return kept
+
+
+def _note_broken(n_broken: int, notes: list[str]) -> None:
+    if n_broken:
+        notes.append(f"{n_broken} of the rows that were replaced held losses or gradient norms that are not finite")
 
 
 def _check_resumed(source: str, kept: Sequence[Sequence[Point]], again: Point) -> None:
@@ -184,6 +205,12 @@ def merged(groups: Sequence[list[Point]], rows: Sequence[Row], source: str, note
         repeated = sum(len(group) - 1 for group in groups)
         if repeated:
             notes.append(f"{repeated} rows repeat a step; the last one counts")
+        if _n_broken(groups[0][:-1]):
+            raise LossLogError(
+                f"'{source}' begins again at its first step, {groups[0][0].step}, after a loss or gradient norm that is not "
+                "finite: two runs?\ngive a log of one of them"
+            )
+        _note_broken(sum(_n_broken(group[:-1]) for group in groups), notes)
         return [_last(group) for group in groups]
     name = _share_column(rows)
     if name is None:
@@ -193,7 +220,7 @@ def merged(groups: Sequence[list[Point]], rows: Sequence[Row], source: str, note
     notes.append(f"each step has {usual} rows: its loss is the mean over these micro-batches{named}")
     if len(groups[-1]) < usual:
         notes.append(f"the last step has {len(groups[-1])} of {usual} micro-batches; its loss is the mean over them")
-    return [_mean(group) for group in groups]
+    return _means(groups, usual, notes)
 
 
 def _refuse_runs(groups: Sequence[Sequence[Point]], rows: Sequence[Row], source: str) -> None:
@@ -235,6 +262,22 @@ def _is_full(group: Sequence[Point], usual: int) -> bool:
 def _last(group: Sequence[Point]) -> Point:
     values = {key: value for point in group for key, value in point.values.items()}
     return Point(group[0].step, values, group[0].row)
+
+
+def _means(groups: Sequence[list[Point]], usual: int, notes: list[str]) -> list[Point]:
+    """Means over the micro-batches; no loss where that of one of them is unknown, unless such a row is in every step."""
+    lacking = [usual - sum("loss" in point.values for point in group) for group in groups]
+    lacking[-1] -= max(0, usual - len(groups[-1]))  # a log may end within a step
+    always = max(0, min(lacking))
+    points = [_mean(group) for group in groups]
+    n_unknown = 0
+    for point, n_lacking in zip(points, lacking, strict=True):
+        if n_lacking > always and math.isfinite(point.values.get("loss", math.nan)):
+            del point.values["loss"]
+            n_unknown += 1
+    if n_unknown:
+        notes.append(f"{n_unknown} steps lack the loss of a micro-batch; their losses are unknown")
+    return points
 
 
 def _mean(group: Sequence[Point]) -> Point:

@@ -36,12 +36,14 @@ class Table:
         rows: in their order; a column may be missing from a row.
         path: the file, or None for stdin.
         notes: what was skipped, in words; readers may add to it.
+        total_steps: of the run, where its program says how many it was to have.
     """
 
     source: str
     rows: Sequence[Row]
     path: Path | None = None
     notes: list[str] = field(default_factory=list)
+    total_steps: int | None = None
 
     @property
     def columns(self) -> list[str]:

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from probes.cli._finished_runs import LogOptions, landmarks_of
+from probes.errors import KeelError
 from probes.logs import LossLogError, read_loss_log
 from tests.probes.logs._logs import STEPS, assert_is_the_run, rows, write_csv, write_lines
 
@@ -103,11 +105,33 @@ def test_rates_of_parameter_groups_are_those_of_the_first_and_said(tmp_path):
     assert "the learning rate is that of 'lr-AdamW/pg1', the first of 2 columns" in log.notes
 
 
-def test_several_gradient_norms_are_none_and_that_is_said(tmp_path):
+NORMS = ["gnorm", "norm", "grads/norm", "gradient_norm/total", "train/gradient_norm_total", "grad_norm_before_clip"]
+NORMS += ["grad_norm_avg", "grad_l2_norm", "train/grad_norm/all", "Grad Norm (L2)", "encoder.grad_norm", "gradnorms"]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradient_norms_by_other_names(tmp_path, name):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", rows(grad=name))))
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "val/grad_norm", "norm_type", "layer norm", "gradient_checkpointing"])
+def test_other_norms_are_none_of_gradients(tmp_path, name):
+    assert read_loss_log(write_csv(tmp_path / "log.csv", rows(grad=name))).grad_norms is None
+
+
+def test_a_column_of_words_holds_no_gradient_norms(tmp_path):
+    table = [row | {"grad_norm_type": "L2"} for row in rows()]
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", table)))
+
+
+@pytest.mark.parametrize("broken", ["body grad_norm", "head grad_norm"])
+@pytest.mark.parametrize("what", ["nan", "inf"])
+def test_of_several_gradient_norms_each_counts_where_it_is_not_finite(tmp_path, broken, what):
     table = [row | {"head grad_norm": 1.0} for row in rows(grad="body grad_norm")]
+    table[4][broken] = what
     log = read_loss_log(write_csv(tmp_path / "log.csv", table))
-    assert log.grad_norms is None
-    assert any("several columns could hold them: body grad_norm, head grad_norm" in note for note in log.notes)
+    assert [k for k, norm in enumerate(log.grad_norms) if not np.isfinite(norm)] == [4]
+    assert any("gradient norms are those of body grad_norm, head grad_norm" in note for note in log.notes)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +166,53 @@ def test_units_of_the_loss(tmp_path, unit, factor):
 def test_an_unknown_unit_is_refused(tmp_path):
     with pytest.raises(LossLogError, match=r"no unit 'dits' \(--loss-unit\); known are nats, bits"):
         read_loss_log(write_csv(tmp_path / "log.csv", rows()), loss_unit="dits")
+
+
+SECOND = [
+    ("loss", "loss.1"),
+    ("loss", "loss_run2"),
+    ("loss", "loss_2"),
+    ("train/loss", "seed2/train/loss"),
+    ("loss", "lm_loss"),
+]
+SECOND += [("train_loss", "run 2 train_loss"), ("lm loss", "train/loss")]
+
+
+@pytest.mark.parametrize("names", SECOND)
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_columns_of_losses_are_refused_unless_one_is_named(tmp_path, names, turned):
+    first, second = names[::-1] if turned else names
+    table = [{first: row["loss"], second: 9.0} | {key: row[key] for key in ("step", "lr", "grad_norm")} for row in rows()]
+    path = write_csv(tmp_path / "log.csv", table)
+    with pytest.raises(LossLogError, match=r"several columns that could hold its losses: .*\nchoose one with --column loss="):
+        read_loss_log(path)
+    assert_is_the_run(read_loss_log(path, columns={"loss": first}))
+
+
+@pytest.mark.parametrize(
+    "second", ["val_loss", "loss_avg", "train/loss_epoch", "loss_ema", "eval/loss", "loss scale", "z loss"]
+)
+def test_an_evaluation_or_an_average_is_no_second_loss(tmp_path, second):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {second: 9.0} for row in rows()])))
+
+
+def test_a_second_column_that_says_the_same_is_none(tmp_path):
+    assert_is_the_run(read_loss_log(write_csv(tmp_path / "log.csv", [row | {"lm_loss": row["loss"]} for row in rows()])))
+
+
+@pytest.mark.parametrize("given", [{"loss": "lr"}, {"lr": "loss"}, {"step": "lr"}, {"grad_norm": "loss"}])
+def test_a_column_is_taken_for_one_quantity(tmp_path, given):
+    with pytest.raises(LossLogError, match="is taken for both"):
+        read_loss_log(write_csv(tmp_path / "log.csv", rows()), columns=given)
+
+
+def test_a_quantity_is_given_one_column(tmp_path):
+    options = LogOptions(path=write_csv(tmp_path / "log.csv", rows()), columns=["loss=loss", "loss=lr"], runs=[])
+    with pytest.raises(LossLogError, match="--column loss=NAME is given more than once"):
+        options.read()
+
+
+@pytest.mark.parametrize("entropy", [-3.0, 0.0, math.inf, math.nan])
+def test_an_entropy_is_above_zero(entropy):
+    with pytest.raises(KeelError, match="--unigram-entropy is a finite number of nats above 0"):
+        landmarks_of(None, None, entropy)

@@ -153,3 +153,25 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, name):
     with pytest.raises(LossLogError, match=message) as refused:
         read_loss_log(tmp_path / name)
     assert len(str(refused.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize("unknown", ["None", "none", "null", "N/A", "NA", "<NA>", "-", "--", "unknown", "?"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO:train:Step {k} loss {loss} lr {lr}",
+        "[INFO] Step={k} Loss={loss} LR={lr}",
+        "step {k} | lr {lr} | loss {loss}",
+        "step {k}: loss: {loss}, lr: {lr}",
+        "iter {k}: loss {loss}, lr {lr}, time 12.34ms",
+        " iteration {k}/ 10 | learning rate: {lr} | lm loss: {loss} |",
+    ],
+)
+def test_a_printed_loss_that_is_not_known_is_unknown_and_hides_nothing(tmp_path, line, unknown):
+    lines = [line.format(k=k, loss=5 - 0.1 * k if k < 6 else unknown, lr=0.005 * k) for k in range(1, 11)]
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(lines))
+    log = read_loss_log(path)
+    assert log.steps.tolist() == list(range(1, 11))
+    assert log.known.tolist() == [k < 6 for k in range(1, 11)]
+    np.testing.assert_allclose(log.learning_rates, [0.005 * k for k in range(1, 11)])

@@ -218,3 +218,30 @@ def test_a_step_out_of_its_place_is_skipped_and_the_others_stay(tmp_path, at, pe
     log = read_loss_log(log_of(tmp_path, steps, [0.001 * step for step in steps]))
     assert log.steps.tolist() == list(range(1, 21))
     assert f"{per_step} rows out of the order of steps were skipped" in log.notes
+
+
+@pytest.mark.parametrize("share", [{}, {"micro_batch": 0}, {"rank": 0}])
+@pytest.mark.parametrize("unknown", ["", "n/a", None])
+@pytest.mark.parametrize("share_of", [0, 3])
+def test_a_step_with_an_unknown_micro_batch_is_unknown(tmp_path, share, unknown, share_of):
+    table = [row | dict.fromkeys(share, i % 4) for i, row in enumerate(micro_batches())]
+    for k in range(6, 10):
+        table[4 * k + share_of]["loss"] = unknown
+    path = write_lines(tmp_path / "log.jsonl", table)
+    log = read_loss_log(path)
+    assert log.known.tolist() == [k < 6 for k in range(10)]
+    np.testing.assert_allclose(log.losses[:6], [6 - 0.1 * k for k in range(1, 7)])
+    assert "4 steps lack the loss of a micro-batch; their losses are unknown" in log.notes
+
+
+def test_a_step_that_lacks_the_row_of_a_micro_batch_is_unknown_unless_the_log_ends_there(tmp_path):
+    table = [row | {"micro_batch": i % 4} for i, row in enumerate(micro_batches(last=3)) if i != 13]
+    assert read_loss_log(write_lines(tmp_path / "log.jsonl", table)).known.tolist() == [k != 3 for k in range(10)]
+
+
+def test_a_broken_micro_batch_beside_an_unknown_one_is_a_broken_step(tmp_path):
+    table = micro_batches()
+    table[20]["loss"], table[21]["loss"] = float("nan"), None
+    log = read_loss_log(write_lines(tmp_path / "log.jsonl", table))
+    assert log.known.all()
+    assert np.isnan(log.losses).tolist() == [k == 5 for k in range(10)]

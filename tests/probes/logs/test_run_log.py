@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from probes.cli.main import app
 from probes.logs import LossLogError, read_loss_log
 from tests.probes.logs._logs import log_of, write_csv
 
@@ -46,11 +49,43 @@ def test_a_run_that_ends_in_not_a_number_after_its_ramp_is_refused(tmp_path, tol
     table = [{"step": k, "loss": 5.0, "lr": rate, "grad_norm": 1.0} for k, rate in enumerate(rates, start=1)]
     table = [row | (told if row["step"] >= bad_from else {}) for row in table]
     with pytest.raises(
-        LossLogError, match=r"ends in losses or gradient norms that are unknown or not finite, after its .* at step 15"
+        LossLogError, match=r"goes on in losses or gradient norms that are unknown or not finite, after its .* at step 15"
     ):
         read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp()
-    table[-1] |= {"loss": 5.0, "grad_norm": 1.0}
-    assert len(read_loss_log(write_csv(tmp_path / "log.csv", table)).ramp().steps) == 15
+
+
+BEHIND = {
+    "zeros": (lambda k: {"loss": 0.0}, "not above 0"),
+    "not a number until the last": (lambda k: {"loss": "nan"} if k < 100 else {}, "unknown or not finite"),
+    "gradient norms of infinity until the last": (lambda k: {"grad_norm": "inf"} if k < 100 else {}, "unknown or not finite"),
+    "unknown until near the end": (lambda k: {"loss": ""} if k < 98 else {}, "unknown or not finite"),
+    "far above": (lambda k: {"loss": 14.0}, "goes from a loss of 3 to 14 nats"),
+    "far above in the end": (lambda k: {"loss": 4.0} if k > 88 else {}, "goes from a loss of 3 to 4 nats"),
+}
+
+
+def rise_and_decay(change=lambda k: {}, every=1):
+    rates = [*range(1, 61), *range(59, 19, -1)]
+    table = [
+        {"step": k, "loss": 3.0 + 3 * max(0, 40 - k) / 40 + 0.01 * (-1) ** k, "lr": 1e-3 * rate, "grad_norm": 1.0}
+        | (change(k) if k > 60 else {})
+        for k, rate in enumerate(rates, start=1)
+    ]
+    return [row | ({"loss": ""} if row["step"] % every else {}) for row in table]
+
+
+@pytest.mark.parametrize(("change", "message"), BEHIND.values(), ids=list(BEHIND))
+def test_what_is_lost_behind_its_ramp_is_refused(tmp_path, change, message):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", rise_and_decay(change)))
+    with pytest.raises(LossLogError, match=f"{message}.*after its highest learning rate at step 60"):
+        log.ramp()
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("odd", [{}, {"loss": "nan"}, {"loss": 9.0}, {"loss": ""}])
+def test_a_single_odd_step_behind_a_ramp_is_no_reason(tmp_path, odd, every):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", rise_and_decay(lambda k: odd if k == 70 else {}, every)))
+    assert log.ramp().steps[-1] == 60
 
 
 RAMPS = {
@@ -93,3 +128,46 @@ def test_a_log_that_goes_on_beyond_its_ramp_is_refused(tmp_path, first):
     log = read_loss_log(log_of(tmp_path, numbered(first, 1), np.linspace(1e-4, 0.02, 40)))
     with pytest.raises(LossLogError, match=rf"goes on to step {first + 39}, beyond a ramp of 39 steps.* \(--ramp-steps\)"):
         log.first_step_of(39)
+
+
+def ends_early(tmp_path, form, last, total, every=1):
+    table = [{"step": k, "loss": 5.0 - 0.01 * k, "lr": 0.001 * k} for k in range(every, last + 1, every)]
+    path = tmp_path / "log.txt"
+    if form == "trainer_state":
+        path.write_text(json.dumps({"global_step": last, "max_steps": total, "log_history": table}))
+    elif form == "columns":
+        lines = [f"{k},{5 - 0.01 * k if k <= last else ''},{0.001 * k if k <= last else ''},5,0.1" for k in range(1, total + 1)]
+        path.write_text("\n".join(["Step,A - loss,A - lr,B - loss,B - lr", *lines]))
+    else:
+        path.write_text("\n".join(form.format(total=total, **row) for row in table))
+    return read_loss_log(path, runs=["A"] if form == "columns" else [])
+
+
+TOLD = ["trainer_state", "columns", " iteration {step:8d}/ {total:7d} | learning rate: {lr:E} | lm loss: {loss:E} |"]
+TOLD += ["step {step}/{total} | loss {loss} | lr {lr}", "[INFO] Step {step} of {total}: loss {loss} lr {lr}"]
+
+
+@pytest.mark.parametrize("form", TOLD)
+def test_a_log_that_says_how_many_steps_it_lacks_is_no_whole_ramp(tmp_path, form):
+    log = ends_early(tmp_path, form, 30, 60).ramp()
+    assert log.ramp_steps == 60
+    assert "the log ends at step 30 of 60, and its rate has not begun to fall" in log.notes
+    assert ends_early(tmp_path, form, 60, 60).ramp().ramp_steps is None
+
+
+def test_a_last_step_between_two_logged_ones_is_not_missing(tmp_path):
+    assert ends_early(tmp_path, "trainer_state", 60, 65, every=10).ramp().ramp_steps is None
+
+
+def test_a_ramp_that_ends_within_the_log_is_whole_however_long_the_run_was_to_be(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(f"step {k}/60 | loss {5 - 0.01 * k} | lr {0.001 * min(k, 50 - k)}" for k in range(1, 41)))
+    assert read_loss_log(path).ramp().ramp_steps is None
+
+
+@pytest.mark.parametrize("height", [1e200, 1e307, 1.7e308])
+@pytest.mark.filterwarnings("error")
+def test_losses_near_the_largest_number_warn_of_nothing(tmp_path, height, capsys):
+    table = [row | {"loss": row["loss"] if row["step"] < 50 else height} for row in rise_and_decay()[:60]]
+    app(["max-lr", "--from-log", str(write_csv(tmp_path / "log.csv", table))], standalone_mode=False)
+    assert "Warning" not in capsys.readouterr().err

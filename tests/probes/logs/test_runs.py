@@ -261,3 +261,36 @@ def test_names_of_runs_are_quoted_for_a_shell(tmp_path):
     path = tmp_path / "log.json"
     path.write_text(json.dumps([row for run in ("my run", "other") for row in of_run(0, run=run)]))
     assert "--run 'my run'" in refused(path, "holds 2 runs")
+
+
+def broken(table, last=3):
+    return [*table[:-last], *(row | {"loss": float("nan")} for row in table[-last:])]
+
+
+@pytest.mark.parametrize("back_to", [20, 30])
+def test_replaced_rows_that_are_not_finite_are_told(tmp_path, back_to):
+    log = read_loss_log(write_csv(tmp_path / "log.csv", broken(of_run(0)[:36]) + of_run(0)[back_to - 1 :]))
+    assert "3 of the rows that were replaced held losses or gradient norms that are not finite" in log.notes
+
+
+@pytest.mark.parametrize("back_to", [1, 2, 4, 5])
+def test_an_early_start_anew_after_losses_that_are_not_finite_is_another_run(tmp_path, back_to):
+    refused(write_csv(tmp_path / "log.csv", broken(of_run(0)[:15]) + of_run(0)[back_to - 1 :]), "holds 2 runs")
+
+
+def test_a_first_step_again_after_a_loss_that_is_not_finite_is_another_run(tmp_path):
+    refused(write_csv(tmp_path / "log.csv", broken(of_run(0)[:1], 1) + of_run(0)), "begins again at its first step, 1")
+
+
+@pytest.mark.parametrize("n_first", [2, 5, 20])
+def test_a_start_anew_without_steps_is_another_run(tmp_path, n_first):
+    table = [{key: row[key] for key in ("loss", "lr")} for row in broken(of_run(0)[:n_first], 1) + of_run(0)]
+    refused(write_lines(tmp_path / "log.jsonl", table), f"in row {n_first + 1} its learning rate is back at the first one")
+
+
+@pytest.mark.parametrize("order", [str, lambda step: step * 17 % 41])
+def test_a_run_whose_rows_are_in_no_order_is_sorted(tmp_path, order):
+    table = sorted(of_run(0), key=lambda row: order(row["step"]))
+    log = read_loss_log(write_csv(tmp_path / "log.csv", table))
+    assert_is_run(log, 0)
+    assert "rows are not in the order of their steps, and have each step once: they are sorted" in log.notes
