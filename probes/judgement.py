@@ -190,7 +190,7 @@ class Judgement:
         if self.onset_step is None:
             return ""
         steps = f" from step {self.onset_step}"
-        if self._wide and self.onset_interval is not None:
+        if self._wide and self.onset_interval is not None and self.onset_interval[0] < self.onset_interval[1]:
             steps += f" (between {self.onset_interval[0]} and {self.onset_interval[1]})"
         return steps + self.place(self.onset_step)
 
