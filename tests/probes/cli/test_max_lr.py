@@ -162,7 +162,7 @@ def test_useless_reference_is_refused(run, tmp_path, losses, message):
 
 
 def test_entropy_must_be_a_number(run, tmp_path):
-    with pytest.raises(KeelError, match="landmarks: unigram_entropy must be finite"):
+    with pytest.raises(KeelError, match="--unigram-entropy is a finite number of nats above 0"):
         run("--from-log", write_log(tmp_path / "loss.csv", SPIKE), "--unigram-entropy", "nan")
 
 
