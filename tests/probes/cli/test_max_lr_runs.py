@@ -30,7 +30,7 @@ def test_the_verdict_has_kind_onset_rate_and_resolution(text, monkeypatch, capsy
     assert any(kind in verdict for kind in ("stagnation", "irrecoverable spike", "non-finite"))
     assert "from step " in verdict
     assert "Max LR " in verdict
-    assert "(resolution 2)" in verdict
+    assert "resolution 2)" in verdict
     assert "unigram" in out
 
 
