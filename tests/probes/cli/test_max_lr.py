@@ -13,6 +13,8 @@ from probes.cli import max_lr
 from probes.control_variates import without_batches
 from probes.divergence import JudgeThresholds
 from probes.errors import KeelError
+from probes.judgement import DEFINITION
+from tests._readme import readme_words
 
 N = 500
 
@@ -256,3 +258,11 @@ def test_importing_the_judge_and_the_command_needs_no_torch():
     modules = "probes.cli.max_lr, probes.divergence, probes.logs, probes.seed_summary"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_and_readme_say_what_is_judged(run):
+    shown = " ".join(run("--help").stdout.split())
+    readme = readme_words()
+    for sentence in DEFINITION.split(". "):
+        assert sentence.strip(".") in shown
+        assert sentence.strip(".")[4:] in readme
