@@ -20,7 +20,7 @@ from probes.computation_words import speaks_of_computation, words
 from probes.errors import UnsupportedModelError
 from probes.families import OWN_FAMILY
 
-__all__ = ["check_config_fields"]
+__all__ = ["check_config_fields", "unknown_fields"]
 
 # A word that says: training, initial values, storage, tokens, text generation or provenance; no part of a trained forward pass.
 _HARMLESS_WORDS = re.compile(
@@ -83,7 +83,7 @@ def check_config_fields(path: Path, settings: Mapping[str, Any]) -> tuple[str, .
         UnsupportedModelError: naming the field.
     """
     family = settings["model_type"]
-    unknown = _unknown(settings)
+    unknown = unknown_fields(settings)
     turned_off = [name for name in unknown if name in _NO_ASKS and settings[name] is False]
     _check_partial_rotation(path, settings)
     loud = [name for name in unknown if not _is_harmless(name, settings[name]) and not _is_stated(name, settings)]
@@ -114,8 +114,12 @@ def _check_partial_rotation(path: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _unknown(settings: Mapping[str, Any]) -> list[str]:
-    """Fields that the family neither declares nor reads, nor any model of ``transformers``."""
+def unknown_fields(settings: Mapping[str, Any]) -> list[str]:
+    """Fields that the family neither declares nor reads, nor any model of ``transformers``.
+
+    Args:
+        settings: of a config.json, its ``model_type`` included.
+    """
     config_class, source = _config_class(settings["model_type"]), _source(settings["model_type"])
     known = _written(settings["model_type"]) | set(config_class.attribute_map) | _for_generation()
     return [name for name in settings if name not in known and not hasattr(config_class, name) and not _reads(source, name)]

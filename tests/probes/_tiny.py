@@ -9,6 +9,8 @@ import torch
 import transformers
 from torch import nn
 
+from probes.config_fields import unknown_fields
+
 __all__ = [
     "EXPERT_FAMILIES",
     "FAMILIES",
@@ -93,7 +95,10 @@ _DEEPSEEK_LIKE = {
 
 
 def _build(name: str, *, config_name: str | None = None, **values: object) -> nn.Module:
-    config = getattr(transformers, f"{config_name or name}Config")(**values)
+    """Of the settings, those that the family declares or reads: the others would ask for what it does not compute."""
+    config_class = getattr(transformers, f"{config_name or name}Config")
+    unknown = unknown_fields({"model_type": config_class.model_type, **values})
+    config = config_class(**{key: value for key, value in values.items() if key not in unknown})
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
@@ -212,7 +217,7 @@ _SAME_LAYOUT: dict[str, Callable[..., nn.Module]] = {
     "ernie4_5": partial(_build, "Ernie4_5", **_LLAMA_LIKE),
     "glm": partial(_build, "Glm", **_LLAMA_LIKE | {"head_dim": 4}),
     "glm4": partial(_build, "Glm4", **_LLAMA_LIKE | {"head_dim": 4}),
-    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(**_GPTJ_LIKE)),
+    "gpt_bigcode": lambda: _build("GPTBigCode", **_GPTJ_LIKE),
     "helium": partial(_build, "Helium", **_LLAMA_LIKE | {"head_dim": 4}),
     "hunyuan_v1_dense": partial(_build, "HunYuanDenseV1", **_LLAMA_LIKE | {"head_dim": 4}),
     "ministral": partial(_build, "Ministral", **_LLAMA_LIKE | {"head_dim": 4}),

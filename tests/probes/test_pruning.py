@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from keel_theory.schemes import SCHEMES
+from probes import pruning
 from probes.checkpoint import Checkpoint, load_checkpoint
 from probes.config import tiny
 from probes.errors import CheckpointError, OutputError
@@ -293,7 +294,9 @@ def test_dense_blocks_among_experts_keep_their_kind(
     assert [type(block.mlp) for block in load_checkpoint(tmp_path / "pruned").model.model.layers] == kinds
 
 
-def test_blocks_counted_in_an_unknown_way_are_refused_by_the_setting(tmp_path: Path) -> None:
+def test_blocks_counted_in_an_unknown_way_are_refused_by_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tuple(name for name in pruning._FIRST_BLOCKS if name != "moe_layer_start_index")
+    monkeypatch.setattr(pruning, "_FIRST_BLOCKS", known)
     config = transformers.Ernie4_5_MoeConfig(
         **BLOCK_BY_BLOCK, moe_num_experts=4, moe_k=2, moe_intermediate_size=8, moe_layer_start_index=1, moe_layer_end_index=2
     )
