@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeAlias
 
 from probes.errors import CheckpointError, TextError
@@ -272,7 +273,7 @@ def asked_tokenizer(asked: str | Path, vocab_size: int) -> Read:
     if not path.is_file():
         raise CheckpointError(f"there is no tokenizer '{asked}': give a folder, a file, or bytes")
     if path.suffix == ".gguf":
-        return _of_transformers(path.parent, vocab_size, str(path), gguf_file=path.name)
+        return _read_gguf_alone(path, vocab_size)
     if path.suffix == ".json":
         return _of_transformers(None, vocab_size, str(path), tokenizer_file=str(path))
     return SentencePieceTokenizer(path, vocab_size, starts=_starts(path.parent)), ()
@@ -290,7 +291,14 @@ def folder_tokenizer(folder: Path, vocab_size: int) -> Read:
 
 def gguf_tokenizer(path: Path, vocab_size: int) -> Read:
     """The tokenizer stored in a GGUF file, and warnings."""
-    return _or_missing(lambda: _of_transformers(path.parent, vocab_size, str(path), gguf_file=path.name), vocab_size)
+    return _or_missing(lambda: _read_gguf_alone(path, vocab_size), vocab_size)
+
+
+def _read_gguf_alone(path: Path, vocab_size: int) -> Read:
+    """The file's own vocabulary: ``transformers`` would take that of a tokenizer.json beside it."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        return _of_transformers(Path(folder), vocab_size, str(path), gguf_file=path.name)
 
 
 def _or_missing(read: Callable[[], Read], vocab_size: int) -> Read:

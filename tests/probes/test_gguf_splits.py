@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import sentencepiece
-from tokenizers import Regex
+from tokenizers import Regex, Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -98,3 +98,16 @@ def test_a_first_space_is_added_as_the_file_states(prefix: bool, tmp_path: Path)
     tokenizer, _ = gguf_tokenizer(path, len(ids))
     for text in ("the stream of a model", "two  spaces, 12\n\nlines", "a"):
         assert tokenizer.encode(text) == known.encode(text)
+
+
+def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    tokens, merges = joined_tokens()
+    (tmp_path / "alone").mkdir()
+    path = written(tmp_path / "alone" / "m.gguf", "gpt2", tokens, "gpt-2", add_token_merges=merges)
+    alone, _ = gguf_tokenizer(path, len(tokens))
+    expected = [alone.encode(text) for text in TEXTS]
+    other = Tokenizer(models.WordLevel({"a": 0, "In": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    other.save(str(path.with_name("tokenizer.json")))
+    path.with_name("tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
+    beside, _ = gguf_tokenizer(path, len(tokens))
+    assert [beside.encode(text) for text in TEXTS] == expected
